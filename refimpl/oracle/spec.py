@@ -1,0 +1,166 @@
+"""What every rank must hold after an allreduce: each algorithm as its order of addition.
+
+No messages here. `xs` is a list of P one-dimensional arrays of equal length and type, xs[r] from
+rank r; the result is a new array, the same for every rank, to the last bit.
+
+    dtype   None: that of the arrays. "bfloat16": the arrays are uint16 words. A sum of two 16-bit
+            floats is formed in float32 and rounded to 16 bits, at every addition.
+    wire    None, or "float16" / "bfloat16" for float32 arrays: a partial sum is rounded to 16 bits
+            each time it is sent, the receiver adds in float32, and the owner of a finished element
+            rounds it too (also where there is only one rank), so that all ranks hold the same.
+"""
+import ast
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from refimpl.errors import UsageError
+from refimpl.oracle.words import FLOATS, from_bfloat16, stored, to_bfloat16
+
+Buffers = Sequence[np.ndarray]
+
+
+class Rules(NamedTuple):
+    """How partial sums are added, and what one looks like after it was sent."""
+    add: Callable
+    sent: Callable
+
+
+def ring(xs: Buffers, wire: str | None = None, dtype: str | None = None) -> np.ndarray:
+    """Chunk c is ((x_c + x_c+1) + x_c+2) + ... over the ranks c, c+1, ... mod P (Mikami, fig. 2)."""
+    return _quietly(_ring, xs, _rules(xs, wire, dtype))
+
+
+def torus(xs: Buffers, rows: int, columns: int, wire: str | None = None,
+          dtype: str | None = None) -> np.ndarray:
+    """Rank = row * columns + column: chunk j is a ring's fold along each row, starting at column j;
+    those sums are added by a ring along the column (Mikami, section 3.2)."""
+    if rows < 1 or columns < 1 or rows * columns != len(xs):
+        raise UsageError(f"torus {rows}x{columns} needs {rows * columns} ranks, not {len(xs)}")
+    rules = _rules(xs, wire, dtype)
+    along = [list(xs[r * columns:(r + 1) * columns]) for r in range(rows)]
+    return _quietly(lambda: np.concatenate([
+        _ring([_turn(row, j, rules)[chunk(len(xs[0]), columns, j)] for row in along], rules)
+        for j in range(columns)]))
+
+
+def halving_doubling(xs: Buffers, wire: str | None = None, dtype: str | None = None) -> np.ndarray:
+    """Each element is the tree ((0+1)+(2+3))+((4+5)+(6+7)); with P not a power of two, that of
+    each binary block (44 = 32 + 8 + 4): T(block 0) + (T(block 1) + T(block 2)) (Goyal, sec. 4.2)."""
+    return _quietly(_halving_doubling, xs, _rules(xs, wire, dtype))
+
+
+def hierarchical(xs: Buffers, ranks_per_node: int, across: str = "ring", wire: str | None = None,
+                 dtype: str | None = None) -> np.ndarray:
+    """((x0+x1)+x2)+... inside each node, no 16-bit wire there; the node sums by `across`."""
+    if ranks_per_node < 1:
+        raise UsageError(f"ranks_per_node {ranks_per_node}: use 1 or more")
+    add = _rules(xs, wire, dtype).add
+    nodes = [xs[i:i + ranks_per_node] for i in range(0, len(xs), ranks_per_node)]
+    return by_order(across, [_quietly(_fold, node, add) for node in nodes], wire, dtype)
+
+
+def tree(xs: Buffers, text: str, dtype: str | None = None) -> np.ndarray:
+    """The order as written, every rank once: "((0+1)+2)+3"; without brackets, from the left."""
+    rules, seen = _rules(xs, None, dtype), []
+
+    def total(node):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return rules.add(total(node.left), total(node.right))
+        seen.append(node.value)  # of anything but a number: AttributeError
+        return xs[node.value]
+
+    try:
+        result = _quietly(total, ast.parse(text.strip(), mode="eval").body).copy()
+    except (SyntaxError, AttributeError, IndexError, TypeError, RecursionError, MemoryError):
+        seen = []
+    if sorted(seen) != list(range(len(xs))):
+        raise UsageError(f"order {text[:60]!r}: write each rank from 0 to {len(xs) - 1} once, "
+                         "as ((0+1)+2)+3")
+    return result
+
+
+def by_order(order: str, xs: Buffers, wire: str | None = None,
+             dtype: str | None = None) -> np.ndarray:
+    """The fold that `order` names: ring, torus:2x3, halving_doubling, hierarchical:4,
+    hierarchical:4:halving_doubling (4 ranks per node, then across) or a written tree."""
+    if order in ("ring", "halving_doubling"):
+        return {"ring": ring, "halving_doubling": halving_doubling}[order](xs, wire, dtype)
+    if match := re.fullmatch(r"torus:(\d{1,6})x(\d{1,6})", order):
+        return torus(xs, int(match[1]), int(match[2]), wire, dtype)
+    if match := re.fullmatch(r"hierarchical:(\d{1,6})(:ring|:halving_doubling|:torus:\d+x\d+)?", order):
+        return hierarchical(xs, int(match[1]), (match[2] or ":ring")[1:], wire, dtype)
+    if re.fullmatch(r"[\d+() ]+", order) and wire is None:
+        return tree(xs, order, dtype)
+    raise UsageError(f"order {order[:60]!r}: use ring, torus:RxC, halving_doubling, hierarchical:N"
+                     ", hierarchical:N:ACROSS or, without a wire, a tree as ((0+1)+2)+3")
+
+
+def chunk(n: int, parts: int, c: int) -> slice:
+    """Part c of n elements: the first n % parts parts have one more than the others."""
+    start = c * (n // parts) + min(c, n % parts)
+    return slice(start, start + n // parts + (c < n % parts))
+
+
+def _fold(values: Buffers, add: Callable, sent: Callable = lambda x: x) -> np.ndarray:
+    total = values[0].copy()
+    for value in values[1:]:
+        total = add(sent(total), value)
+    return total
+
+
+def _turn(xs: Buffers, c: int, rules: Rules) -> np.ndarray:
+    """The fold that starts at rank c and goes once round."""
+    return _fold([*xs[c:], *xs[:c]], *rules)
+
+
+def _ring(xs: Buffers, rules: Rules) -> np.ndarray:
+    parts = [[x[chunk(len(x), len(xs), c)] for x in xs] for c in range(len(xs))]
+    return rules.sent(np.concatenate([_turn(part, c, rules) for c, part in enumerate(parts)]))
+
+
+def _halving_doubling(xs: Buffers, rules: Rules) -> np.ndarray:
+    sums, start = [], 0
+    while start < len(xs):  # largest block first: the highest power of two in what is left
+        size = 1 << (len(xs) - start).bit_length() - 1
+        sums.append(_halve(xs[start:start + size], rules))
+        start += size
+    total = sums[-1]
+    for block in reversed(sums[:-1]):
+        total = rules.add(block, rules.sent(total))
+    return rules.sent(total)
+
+
+def _halve(xs: Buffers, rules: Rules) -> np.ndarray:
+    """Neighbours add: the lower of a pair goes on with the first half, the upper with the other."""
+    if len(xs) == 1:
+        return xs[0].copy()
+    pairs, first, second = list(zip(xs[::2], xs[1::2])), *(chunk(len(xs[0]), 2, i) for i in (0, 1))
+    return np.concatenate([
+        _halve([rules.add(low[first], rules.sent(high[first])) for low, high in pairs], rules),
+        _halve([rules.add(rules.sent(low[second]), high[second]) for low, high in pairs], rules)])
+
+
+def _rules(xs: Buffers, wire: str | None, dtype: str | None) -> Rules:
+    if not len(xs) or {(x.dtype, x.shape) for x in xs} != {(xs[0].dtype, (xs[0].size,))}:
+        raise UsageError("give one 1-D array per rank, all of one length and type")
+    dtype = dtype or xs[0].dtype.name
+    if stored(dtype) != xs[0].dtype:
+        raise UsageError(f"dtype {dtype} is held as {stored(dtype)}, not as {xs[0].dtype}")
+    if wire not in (None, "float16", "bfloat16") or wire and dtype != "float32":
+        raise UsageError(f"wire {wire!r} with {dtype}: use float16 or bfloat16, with float32")
+    return Rules(_add_bfloat16 if dtype == "bfloat16" else np.add, {
+        None: lambda x: x, "float16": lambda x: x.astype(np.float16).astype(np.float32),
+        "bfloat16": lambda x: from_bfloat16(to_bfloat16(x))}[wire])
+
+
+def _add_bfloat16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return to_bfloat16(from_bfloat16(a) + from_bfloat16(b))
+
+
+def _quietly(f: Callable, *arguments) -> np.ndarray:
+    """Overflow and inf - inf are results here, not warnings."""
+    with np.errstate(all="ignore"):
+        return f(*arguments)
