@@ -1,1 +1,1 @@
-"""Given P input buffers: what an allreduce must return, how sure that is, and what yours did instead."""
+"""What an allreduce of given buffers must return, how sure that is, and what yours did."""

@@ -29,31 +29,34 @@ class Rules(NamedTuple):
 
 
 def ring(xs: Buffers, wire: str | None = None, dtype: str | None = None) -> np.ndarray:
-    """Chunk c is ((x_c + x_c+1) + x_c+2) + ... over the ranks c, c+1, ... mod P (Mikami, fig. 2)."""
+    """Chunk c is ((x_c + x_c+1) + x_c+2) + ... over the ranks c, c+1, ... mod P."""
     return _quietly(_ring, xs, _rules(xs, wire, dtype))
 
 
 def torus(xs: Buffers, rows: int, columns: int, wire: str | None = None,
           dtype: str | None = None) -> np.ndarray:
-    """Rank = row * columns + column: chunk j is a ring's fold along each row, starting at column j;
-    those sums are added by a ring along the column (Mikami, section 3.2)."""
+    """Rank = row * columns + column: along a row, chunk j is folded as a ring's, from column j on;
+    a ring along the column adds those sums (Mikami, 2D-Torus)."""
     if rows < 1 or columns < 1 or rows * columns != len(xs):
         raise UsageError(f"torus {rows}x{columns} needs {rows * columns} ranks, not {len(xs)}")
     rules = _rules(xs, wire, dtype)
-    along = [list(xs[r * columns:(r + 1) * columns]) for r in range(rows)]
-    return _quietly(lambda: np.concatenate([
-        _ring([_turn(row, j, rules)[chunk(len(xs[0]), columns, j)] for row in along], rules)
-        for j in range(columns)]))
+
+    def column(j: int) -> np.ndarray:
+        parts = [x[chunk(len(x), columns, j)] for x in xs]
+        across = [_turn(parts[r * columns:(r + 1) * columns], j, rules) for r in range(rows)]
+        return _ring(across, rules)
+
+    return _quietly(lambda: np.concatenate([column(j) for j in range(columns)]))
 
 
 def halving_doubling(xs: Buffers, wire: str | None = None, dtype: str | None = None) -> np.ndarray:
-    """Each element is the tree ((0+1)+(2+3))+((4+5)+(6+7)); with P not a power of two, that of
-    each binary block (44 = 32 + 8 + 4): T(block 0) + (T(block 1) + T(block 2)) (Goyal, sec. 4.2)."""
+    """Each element is the tree ((0+1)+(2+3))+((4+5)+(6+7)); with P not a power of two, that of each
+    binary block (44 = 32 + 8 + 4): T(block 0) + (T(block 1) + T(block 2)) (Goyal, section 4)."""
     return _quietly(_halving_doubling, xs, _rules(xs, wire, dtype))
 
 
-def hierarchical(xs: Buffers, ranks_per_node: int, across: str = "ring", wire: str | None = None,
-                 dtype: str | None = None) -> np.ndarray:
+def hierarchical(xs: Buffers, ranks_per_node: int, across: str = "ring",
+                 wire: str | None = None, dtype: str | None = None) -> np.ndarray:
     """((x0+x1)+x2)+... inside each node, no 16-bit wire there; the node sums by `across`."""
     if ranks_per_node < 1:
         raise UsageError(f"ranks_per_node {ranks_per_node}: use 1 or more")
@@ -90,7 +93,7 @@ def by_order(order: str, xs: Buffers, wire: str | None = None,
         return {"ring": ring, "halving_doubling": halving_doubling}[order](xs, wire, dtype)
     if match := re.fullmatch(r"torus:(\d{1,6})x(\d{1,6})", order):
         return torus(xs, int(match[1]), int(match[2]), wire, dtype)
-    if match := re.fullmatch(r"hierarchical:(\d{1,6})(:ring|:halving_doubling|:torus:\d+x\d+)?", order):
+    if match := re.fullmatch(r"hierarchical:(\d{1,6})(:ring|:halving_doubling|:torus:.*)?", order):
         return hierarchical(xs, int(match[1]), (match[2] or ":ring")[1:], wire, dtype)
     if re.fullmatch(r"[\d+() ]+", order) and wire is None:
         return tree(xs, order, dtype)
@@ -117,7 +120,8 @@ def _turn(xs: Buffers, c: int, rules: Rules) -> np.ndarray:
 
 
 def _ring(xs: Buffers, rules: Rules) -> np.ndarray:
-    parts = [[x[chunk(len(x), len(xs), c)] for x in xs] for c in range(len(xs))]
+    filled = max(1, min(len(xs), len(xs[0])))  # the chunks behind are empty
+    parts = [[x[chunk(len(x), len(xs), c)] for x in xs] for c in range(filled)]
     return rules.sent(np.concatenate([_turn(part, c, rules) for c, part in enumerate(parts)]))
 
 
@@ -134,7 +138,7 @@ def _halving_doubling(xs: Buffers, rules: Rules) -> np.ndarray:
 
 
 def _halve(xs: Buffers, rules: Rules) -> np.ndarray:
-    """Neighbours add: the lower of a pair goes on with the first half, the upper with the other."""
+    """Neighbours add: the lower of a pair goes on with the first half, the upper with the rest."""
     if len(xs) == 1:
         return xs[0].copy()
     pairs, first, second = list(zip(xs[::2], xs[1::2])), *(chunk(len(xs[0]), 2, i) for i in (0, 1))
