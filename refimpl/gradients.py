@@ -1,0 +1,145 @@
+"""One flat buffer per rank: what the workers add up, and how it is summed over the ranks.
+
+    | gradients, in reverse order of use | batch-norm updates | loss  correct  stop  overflow |
+    |<- bucket ->|<- bucket ->| ...      |<------- last bucket, always float32 ------------->|
+
+Every parameter's .grad is a view of it, so backward writes where the allreduce reads. The
+workers of a rank add in worker order; the ranks add as the algorithm's order says (oracle/spec).
+The loss carries 1/(kn) (Goyal, remark 3), so the sum over all workers is the gradient.
+"""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from refimpl.model import batch_norms
+
+TAIL = ("loss", "correct", "stop", "overflow")  # summed like gradients: agreed by all ranks
+QUANTUM = 2.0**-48  # of --sum exact: float32 values above 2^-25 are exact
+RANGE = 2.0**15  # |sum| below this fits int64 in units of the quantum
+PIECE = 1 << 18  # values converted at a time, so that scratch stays at a few MB
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Elements start:stop of the flat buffer, reduced together; `wire` names a 16-bit type."""
+    start: int
+    stop: int
+    wire: str | None
+
+
+def plan_buckets(sizes: Sequence[int], limit: int, tail: int, wire: str | None) -> list[Bucket]:
+    """Neighbouring tensors of `sizes` together while they fit `limit` values; then the tail."""
+    buckets, start, stop = [], 0, 0
+    for size in sizes:
+        if stop > start and stop + size - start > limit:
+            buckets.append(Bucket(start, stop, wire))
+            start = stop
+        stop += size
+    buckets.append(Bucket(start, stop, wire))
+    return [*buckets, Bucket(stop, stop + tail, None)]
+
+
+class Gradients:
+    """The flat buffer of `model`. Per step: clear, then per worker begin, backward, end; reduce.
+
+    sum_ "exact" adds each worker's buffer as int64 in units of 2^-48, so that no order of
+    adding can change the result. `storage(values)` may give the memory (a shared window).
+    """
+
+    def __init__(self, model: nn.Module, bucket_values: int = 1 << 62, wire: str | None = None,
+                 sum_: str = "plain", storage: Callable[[int], Tensor] | None = None) -> None:
+        self.parameters = list(model.parameters())[::-1]
+        device = self.parameters[0].device
+        statistics = [(module, name) for module in batch_norms(model)
+                      for name in ("running_mean", "running_var")]
+        sizes = [p.numel() for p in self.parameters]
+        self.values = sum(sizes)
+        count = sum(getattr(*s).numel() for s in statistics)
+        self.buckets = plan_buckets(sizes, bucket_values, count + len(TAIL), wire)
+        total = self.values + count + len(TAIL)
+        exact = sum_ == "exact"
+        make = storage or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=device))
+        self.summed = make(total, torch.int64 if exact else torch.float32)
+        self.flat = torch.zeros(total, device=device) if exact else self.summed
+        self.updates = self.flat[self.values:self.values + count]
+        self.tail = self.flat[-len(TAIL):]
+        self.running = torch.zeros(count, device=device)  # the batch norms' buffers, as one
+        self._bind(sizes, statistics)
+        self.common = self.running.clone()  # what every worker starts its step from
+
+    def _bind(self, sizes: list[int], statistics: list[tuple[nn.Module, str]]) -> None:
+        """Make each .grad a view of flat, and each running statistic a view of running."""
+        for p, piece in zip(self.parameters, self.flat[:self.values].split(sizes)):
+            p.grad = piece.as_strided(p.shape, p.stride(), piece.storage_offset())
+        start = 0
+        for module, name in statistics:
+            view = self.running[start:start + getattr(module, name).numel()]
+            view.copy_(getattr(module, name))
+            setattr(module, name, view)
+            start += view.numel()
+
+    def refresh(self) -> None:
+        """Take the batch norms' present buffers as the common ones (after loading a file)."""
+        self.common.copy_(self.running)
+
+    def clear(self) -> None:
+        self.summed.zero_()
+        self.flat.zero_()
+
+    def begin_worker(self) -> None:
+        self.running.copy_(self.common)
+
+    def end_worker(self, loss: Tensor, correct: Tensor, workers: int, kn: int) -> None:
+        """Add this worker's batch-norm update / k, its loss (already / kn) and correct / kn."""
+        self.updates.add_(self.running - self.common, alpha=1 / workers)
+        self.tail[0] += loss.detach()
+        self.tail[1] += correct / kn
+        if self.summed is not self.flat:
+            self._add_exactly(workers)
+
+    def _add_exactly(self, workers: int) -> None:
+        limit, bad = RANGE / workers, 0
+        for flat, summed in zip(self.flat.split(PIECE), self.summed.split(PIECE)):
+            inside = flat.abs() < limit  # false for NaN too
+            bad = bad + (~inside).sum()
+            summed.add_((torch.where(inside, flat, 0.0).double() / QUANTUM).round_().long())
+        self.summed[-1] += bad  # a count, not a multiple of the quantum
+        self.flat.zero_()
+
+    def request_stop(self) -> None:
+        """Tell all ranks, with this step's sum, that this one was asked to stop."""
+        self.summed[-2] += 1
+
+    def reduce(self, allreduce: Callable, scale: float = 1.0) -> dict[str, float]:
+        """The naive twin: each bucket summed over the ranks, one after another, after backward.
+
+        `allreduce(array, wire)` sums in place over the ranks. Returns the tail's sums.
+        """
+        self.running.copy_(self.common)
+        for bucket in self.buckets:
+            allreduce(self.summed[bucket.start:bucket.stop], bucket.wire)
+        return self.finish(scale)
+
+    def finish(self, scale: float) -> dict[str, float]:
+        """Sums to float32, loss scale off (a power of two); returns the tail by name.
+
+        "overflow" is above 0 where any value was not finite or out of range, on all ranks alike.
+        """
+        if self.summed is not self.flat:
+            for flat, summed in zip(self.flat.split(PIECE), self.summed.split(PIECE)):
+                flat.copy_(summed.double() * QUANTUM)
+            self.tail[2:] = self.summed[-2:]
+        sums = dict(zip(TAIL, self.tail.tolist()))
+        if self.summed is self.flat:
+            largest = torch.linalg.vector_norm(self.flat, float("inf"))
+            sums["overflow"] = float(not torch.isfinite(largest))
+        if scale != 1.0:
+            self.flat[:self.values].mul_(1 / scale)
+        return sums
+
+    def apply_statistics(self) -> None:
+        """The mean of the workers' batch-norm updates becomes everybody's running statistics."""
+        self.common.add_(self.updates)
+        self.running.copy_(self.common)
