@@ -9,7 +9,7 @@ import bisect
 import math
 from dataclasses import dataclass
 
-from refimpl.config import Band, Settings
+from refimpl.settings import Band, Settings
 from refimpl.errors import UsageError
 
 
@@ -69,15 +69,14 @@ def noise_scale(lr: float, images: int, kn: int, momentum: float) -> float:
 
 
 def momentum_of(s: Settings, band: Band) -> float:
-    """The band's own, the constant one, or the one that keeps the first band's noise scale."""
-    first = s.in_bands()[0]
+    """The band's own; or the recipe's; or the one that keeps the first band's noise scale."""
     if band.momentum is not None:
         return band.momentum
-    start = s.momentum if first.momentum is None else first.momentum
+    first = s.in_bands()[0]
     if s.momentum_rule == "constant" or band == first:
-        return s.momentum if s.momentum_rule == "constant" else start
-    ratio = (reference_lr(s, band) / band.kn) / (reference_lr(s, first) / first.kn)
-    momentum = 1 - (1 - start) * ratio
+        return s.momentum
+    start, rate = momentum_of(s, first), reference_lr(s, first)
+    momentum = 1 - (1 - start) * (reference_lr(s, band) / rate) * (first.kn / band.kn) if rate else 1
     if not 0 <= momentum < 1:
         raise UsageError(f"--momentum-rule noise_scale needs momentum {momentum:g} for the band "
                          f"{band}: give that band m=..., or change its minibatch or rate")
