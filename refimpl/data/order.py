@@ -1,0 +1,40 @@
+"""Who sees which sample when: pure functions of (seed, epoch, position)."""
+import numpy as np
+
+from refimpl.errors import UsageError
+
+
+def epoch_order(seed, epoch, size):
+    """One random permutation of the whole set per epoch (Goyal, section 3, remark 4): int64 [size].
+
+    The ranks of raw PCG64 words, so that no NumPy release changes it.
+    """
+    words = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(size)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+
+def steps(size, workers, n, position=0):
+    """How many whole minibatches of workers * n follow `position`; the incomplete last is dropped."""
+    if size < workers * n:
+        raise UsageError(f"a minibatch of {workers} x {n} = {workers * n} samples is larger than the "
+                         f"data ({size}); use fewer workers or a smaller n")
+    return (size - position) // (workers * n)
+
+
+def minibatch(order, position, workers, n, worker):
+    """Sample ids int64 [n] of one worker; position counts samples since the epoch's start.
+
+          position                                   position + workers * n
+             |  worker 0  |  worker 1  |  ...  | worker k-1  |
+    """
+    start = position + worker * n
+    ids = order[start:start + n]
+    assert len(ids) == n and position + workers * n <= len(order), (position, workers, n, len(order))
+    return ids
+
+
+def share(size, parts, part):
+    """The range of `part`: the first size % parts have one more. Validation counts each image once."""
+    small, more = divmod(size, parts)
+    start = part * small + min(part, more)
+    return range(start, start + small + (part < more))
