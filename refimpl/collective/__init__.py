@@ -1,0 +1,89 @@
+"""How the sum is made: one file per algorithm, `exchange` the one place where messages move.
+
+    reduce = allreducer("torus", comm, shape=(2, 4))
+    reduce(gradient)                        # in place, 1-D, NumPy or CuPy
+    reduce(gradient, wire="float16")        # 16 bits on the way
+    reduce(words, dtype="bfloat16")         # uint16 words
+"""
+import numpy
+
+from ..errors import UsageError
+from . import buffers, guard, halving_doubling, hierarchical, mpi, ring, torus
+from .grid import Grid, default_shape, make_grid
+
+__all__ = ["ALGORITHMS", "DTYPES", "Grid", "Reducer", "allreducer", "default_shape", "make_grid"]
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+_MODULES = {"ring": ring, "torus": torus, "halving_doubling": halving_doubling,
+            "hierarchical": hierarchical, "mpi": mpi}
+ALGORITHMS = tuple(_MODULES)
+
+
+def allreducer(algorithm: str, comm, shape: tuple[int, int] | None = None, **options) -> "Reducer":
+    """A function reduce(buffer, wire=None, dtype=None, name="") that sums in place over `comm`.
+
+    Collective: it makes communicators of its own, so reducers of two threads do not meet. shape:
+    (R, C) of the torus. options: ranks_per_node, across ("ring", ...) for hierarchical; check
+    ("always" or "first") for all. Raises UsageError, alike on all ranks.
+    """
+    return Reducer(algorithm, comm, shape, **options)
+
+
+class Reducer:
+    """What `allreducer` returns; `comm` is its own communicator, `empty` makes a good buffer."""
+
+    def __init__(self, algorithm, comm, shape=None, *, ranks_per_node=None, across="ring",
+                 check="always"):
+        if algorithm not in ALGORITHMS:
+            raise UsageError(f"algorithm {algorithm!r}: choose from {', '.join(ALGORITHMS)}")
+        if check not in ("always", "first"):
+            raise UsageError(f"check {check!r}: choose always or first")
+        self.algorithm, self.check, self.calls, self._seen = algorithm, check, 0, set()
+        self.comm = comm.Dup()
+        guard.agree(self.comm, algorithm=algorithm, grid=shape, ranks_per_node=ranks_per_node,
+                    across=across, check=check)
+        if algorithm == "torus":
+            self.place = make_grid(self.comm, shape)
+        elif algorithm == "hierarchical":
+            self.place = hierarchical.make_nodes(self.comm, ranks_per_node, across, shape)
+        else:
+            self.place = self.comm
+
+    def __call__(self, buffer, wire=None, dtype=None, name="") -> None:
+        """Sum `buffer` over all ranks. name: which bucket this is, so that order is checked too."""
+        problem = _problem(buffer, wire, dtype) or self._not_here(buffer, wire)
+        facts = {"layout": problem or "as it must be", "bucket": name,
+                 "length": getattr(buffer, "size", "none"), "wire": wire,
+                 "dtype": dtype or str(getattr(buffer, "dtype", "none"))}
+        key = tuple(facts.values())
+        if self.check == "always" or key not in self._seen:
+            guard.agree(self.comm, call=self.calls, **facts)
+            self._seen.add(key)
+        self.calls += 1
+        if problem:
+            raise UsageError(problem)
+        _MODULES[self.algorithm].allreduce(buffer, self.place, wire)
+
+    def _not_here(self, buffer, wire) -> str:
+        if self.algorithm == "mpi" and (wire or buffer.dtype.itemsize == 2):
+            return (f"MPI's own Allreduce knows neither 16-bit types ({buffer.dtype}) nor wires "
+                    f"({wire}): take another algorithm, ring for instance")
+        return ""
+
+
+def _problem(buffer, wire, dtype) -> str:
+    """What is wrong with this buffer, and the cure; empty if nothing is."""
+    if not isinstance(buffer, numpy.ndarray) and not buffers.on_device(buffer):
+        return f"a buffer must be a NumPy or CuPy array, not {type(buffer).__name__}"
+    name = dtype or str(buffer.dtype)
+    if name not in DTYPES or str(buffer.dtype) != ("uint16" if name == "bfloat16" else name):
+        return (f"a buffer of {buffer.dtype} with dtype={dtype!r}: use one of {', '.join(DTYPES)} "
+                "(bfloat16: uint16 words with dtype='bfloat16')")
+    if buffer.ndim != 1 or not buffer.flags.c_contiguous:
+        return (f"a buffer must be one-dimensional and contiguous, not of shape {buffer.shape} "
+                f"with strides {buffer.strides}: reduce a contiguous copy and write it back")
+    if not getattr(buffer.flags, "writeable", True):
+        return "a buffer must be writeable: the sum is written in place"
+    if wire is not None and (wire not in buffers.WIRES or name != "float32"):
+        return f"wire={wire!r} with {name}: a wire is float16 or bfloat16, for float32 buffers"
+    return ""

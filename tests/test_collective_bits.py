@@ -1,0 +1,111 @@
+"""The bits of every algorithm on real ranks are those that oracle/spec.py states."""
+import numpy as np
+import pytest
+
+from refimpl.collective import DTYPES, allreducer, buffers, exchange
+from refimpl.oracle import spec
+
+EVERY = pytest.mark.ranks(1, 2, 3, 4, 5, 6, 7, 8)
+FEW = pytest.mark.ranks(1, 2, 3, 4, 7)
+
+
+def data(rank, length, dtype, seed=0):
+    """Values of mixed sign over six decades that differ per rank and index."""
+    rng = np.random.default_rng([seed, rank, length])
+    if dtype.startswith("int"):
+        return rng.integers(-2**30, 2**30, length).astype(dtype)
+    values = rng.standard_normal(length) * 10.0 ** rng.integers(-3, 3, length)
+    if dtype == "bfloat16":
+        out = np.empty(length, np.uint16)
+        buffers.to_bfloat16(values.astype(np.float32), out)
+        return out
+    return values.astype(dtype)
+
+
+def lengths(size):
+    return sorted({0, 1, size - 1, size, size + 1, 2 * size, 37, 1009})
+
+
+def grids(size):
+    return [(r, size // r) for r in range(1, size + 1) if size % r == 0]
+
+
+def check(reduce, order, size, rank, length, dtype, wire=None):
+    xs = [data(r, length, dtype) for r in range(size)]
+    mine, expected = xs[rank].copy(), order(xs, wire=wire, dtype=dtype)
+    reduce(mine, wire=wire, dtype=dtype)
+    assert mine.tobytes() == expected.tobytes(), (length, dtype, wire)
+
+
+def check_all(reduce, order, comm, some_lengths=None):
+    for length in some_lengths or lengths(comm.size):
+        check(reduce, order, comm.size, comm.rank, length, "float32")
+    for length in (some_lengths or [comm.size + 1, 37])[-2:]:
+        for dtype in DTYPES:
+            check(reduce, order, comm.size, comm.rank, length, dtype)
+        for wire in buffers.WIRES:
+            check(reduce, order, comm.size, comm.rank, length, "float32", wire)
+
+
+@EVERY
+def test_ring_folds_each_chunk_from_its_own_rank(comm):
+    check_all(allreducer("ring", comm), spec.ring, comm)
+
+
+@EVERY
+def test_torus_is_a_fold_of_folds_on_every_grid(comm):
+    for shape in grids(comm.size):
+        check_all(allreducer("torus", comm, shape),
+                  lambda xs, **k: spec.torus(xs, *shape, **k), comm)
+
+
+@EVERY
+def test_halving_doubling_is_a_tree_in_binary_blocks(comm):
+    check_all(allreducer("halving_doubling", comm), spec.halving_doubling, comm)
+
+
+@EVERY
+def test_hierarchical_folds_the_node_first(comm):
+    for per_node in range(1, comm.size + 1):
+        for across in ("ring", "halving_doubling"):
+            check_all(allreducer("hierarchical", comm, ranks_per_node=per_node, across=across),
+                      lambda xs, **k: spec.hierarchical(xs, per_node, across, **k), comm,
+                      [0, 1, comm.size + 1, 53])
+
+
+@FEW
+def test_segments_change_no_bits(comm):
+    for segment, limit in ((8, 1 << 30), (64, 24), (1 << 20, 100)):
+        exchange.SEGMENT, exchange.LIMIT, before = segment, limit, (exchange.SEGMENT, exchange.LIMIT)
+        try:
+            check_all(allreducer("ring", comm), spec.ring, comm, [comm.size, 101])
+            check_all(allreducer("halving_doubling", comm), spec.halving_doubling, comm, [101])
+            check_all(allreducer("hierarchical", comm, ranks_per_node=3),
+                      lambda xs, **k: spec.hierarchical(xs, 3, **k), comm, [101])
+        finally:
+            exchange.SEGMENT, exchange.LIMIT = before
+
+
+@FEW
+def test_a_long_buffer_in_every_algorithm(comm):
+    n = 300_007  # several segments per chunk, one prime long
+    for name, order in (("ring", spec.ring), ("halving_doubling", spec.halving_doubling)):
+        check(allreducer(name, comm), order, comm.size, comm.rank, n, "float32")
+        check(allreducer(name, comm), order, comm.size, comm.rank, n, "float32", "bfloat16")
+    check(allreducer("hierarchical", comm, ranks_per_node=2),
+          lambda xs, **k: spec.hierarchical(xs, 2, **k), comm.size, comm.rank, n, "float32")
+
+
+@FEW
+def test_mpi_sums_integers_like_all_others(comm):
+    for length in lengths(comm.size):
+        check(allreducer("mpi", comm), spec.ring, comm.size, comm.rank, length, "int64")
+
+
+@FEW
+def test_infinities_and_nans_arrive(comm):
+    mine = np.array([np.inf, np.nan, 3e38, 1.0], np.float32)
+    for wire in (None, "float16", "bfloat16"):
+        got = mine.copy()
+        allreducer("ring", comm)(got, wire=wire)
+        assert np.isinf(got[0]) and np.isnan(got[1]) and got[3] == comm.size
