@@ -108,6 +108,8 @@ class Settings:
 
     allreduce: str = _is("auto", SUM, "algorithm", "auto", "ring", "torus", "halving_doubling",
                          "hierarchical", "window", "mpi")
+    across: str = _is("halving_doubling", SUM, "hierarchical: the algorithm between nodes "
+                      "(Goyal 4.1)", "ring", "halving_doubling", "torus", "mpi")
     grid: str = _is("auto", SUM, "RxC: rows x columns of the torus, or auto")
     bucket_mb: float = _is(8.0, SUM, "gradients summed together, in MB", least=0)
     overlap: str = _is("auto", SUM, "allreduce while backward runs", "auto", "on", "off")
