@@ -1,10 +1,12 @@
 """Every setting of a run: name, type, default, help; and how text or TOML becomes one."""
 import dataclasses
 import difflib
+import pathlib
 from dataclasses import dataclass, field
 
 from refimpl.errors import UsageError
 
+SAMPLE = pathlib.Path(__file__).parent / "sample"
 MOST = 2**31  # no setting reaches this
 RULES = {"linear": "reference rate x kn / lr_batch (Goyal 2.1)", "sqrt": "x sqrt(kn / lr_batch)",
          "fixed": "the same for every kn"}
@@ -124,6 +126,11 @@ class Settings:
     timeline: str = _is("", CHECKS, "file: when each bucket was ready and summed")
     check_every: int = _is(0, CHECKS, "steps between weight digests (0: per epoch)", least=0)
     timeout: float = _is(300.0, CHECKS, "seconds of silence before the watchdog stops", least=1)
+
+    @property
+    def source(self) -> str:
+        """The data's path: what was given, or the embedded sample."""
+        return self.data or str(next(SAMPLE.glob("*.zip"), SAMPLE / "missing.zip"))
 
     def in_bands(self) -> tuple[Band, ...]:
         """The bands, also where there is only one."""

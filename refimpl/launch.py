@@ -1,0 +1,248 @@
+"""Where ranks run: which GPU, how many threads; the sbatch script; and a check of a launch.
+
+    python -m refimpl.launch sbatch RECIPE --data PATH > job.sh     prints a script, runs nothing
+    mpirun -np N python -m refimpl.launch --check                   reports, sums once, stops
+
+The shared-memory split says which ranks share a node; launchers' variables are only a hint.
+"""
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+
+from refimpl import config, dryrun
+from refimpl.errors import UsageError
+from refimpl.settings import Settings
+
+# Open MPI, MPICH and Intel, MVAPICH, Cray, PMIx, Slurm: the nearest launcher first
+RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "PMIX_RANK",
+        "SLURM_PROCID")
+SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK",
+         "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+
+
+def _hint(names: tuple[str, ...], environ: Mapping[str, str]) -> int | None:
+    return next((int(environ[n]) for n in names if environ.get(n, "").isdecimal()), None)
+
+
+def rank_hint(environ: Mapping[str, str]) -> int | None:
+    """The rank by the launcher's variables, before MPI is asked; None where there is no launcher."""
+    return _hint(RANK, environ)
+
+
+def refuse_split_world(comm, environ: Mapping[str, str] = os.environ) -> None:
+    """UsageError where a launcher started N processes and each is alone: the wrong MPI's launcher."""
+    started = _hint(SIZE, environ)
+    if comm.size == 1 and started and started > 1:
+        from mpi4py import MPI
+        raise UsageError(
+            f"the launcher started {started} processes, but each is rank 0 of 1: its MPI is not "
+            f"mpi4py's, which is {MPI.Get_library_version().splitlines()[0][:60].strip()}. Use that "
+            "MPI's mpirun, or with Slurm the right --mpi (see srun --mpi=list)")
+
+
+def choose_gpu(local_rank: int, local_size: int, visible: int,
+               environ: Mapping[str, str] = os.environ) -> int:
+    """Device number: the rank's place in its node, modulo the visible GPUs.
+
+    The launcher's variable counts only where the split sees one rank (a container per rank).
+    """
+    hint = _hint(LOCAL, environ)
+    return (hint if local_size == 1 and hint is not None else local_rank) % visible
+
+
+def choose_device(s: Settings, comm):
+    """torch.device of this rank; on a GPU also makes it current, and warns if two ranks share it."""
+    import torch
+    visible = torch.cuda.device_count() if s.device != "cpu" else 0
+    if not visible:
+        if s.device == "cuda":
+            raise UsageError("--device cuda: no GPU is visible here; try --device cpu or auto")
+        return torch.device("cpu")
+    node = _node(comm)
+    index = choose_gpu(node.rank, node.size, visible)
+    torch.cuda.set_device(index)
+    identity = str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
+    sharing = texts(node, identity).count(identity)
+    if sharing > 1 and node.rank == 0:
+        print(f"refimpl: {sharing} ranks share GPU {index}: start one rank per GPU",
+              file=sys.stderr)
+    node.Free()
+    return torch.device("cuda", index)
+
+
+def set_threads(s: Settings, comm) -> int:
+    """Threads per rank, equal on all ranks (bits depend on it): the node's cores over its ranks,
+    or the fewest cores a rank is bound to."""
+    import numpy
+    import torch
+    threads = s.threads
+    if not threads:
+        node, cores = _node(comm), _cores()
+        everyone = texts(node, str(cores))
+        own = len(cores) // everyone.count(str(cores))  # bound ranks differ; unbound ones share
+        everywhere = numpy.empty(comm.size, numpy.int64)
+        comm.Allgather(numpy.array([own]), everywhere)
+        threads = max(1, int(everywhere.min()))
+        node.Free()
+    torch.set_num_threads(threads)
+    return threads
+
+
+def loader_processes(s: Settings, threads: int, device) -> int:
+    """As asked; else all cores but one beside a GPU, and a quarter of them beside CPU training."""
+    if s.loaders >= 0:
+        return s.loaders
+    return min(16, threads - 1 if str(device).startswith("cuda") else threads // 4)
+
+
+def code_digest() -> str:
+    """Of the package's Python files: ranks that run different versions are refused."""
+    digest = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _node(comm):
+    from refimpl.collective.grid import split_by_node
+    return split_by_node(comm)
+
+
+def _cores() -> list[int]:
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return list(range(os.cpu_count() or 1))
+
+
+def texts(comm, text: str) -> list[str]:
+    """Everyone's text (256 bytes of it), by rank."""
+    import numpy
+    rows = numpy.zeros((comm.size, 256), numpy.uint8)
+    comm.Allgather(numpy.frombuffer(text.encode()[:256].ljust(256, b"\0"), numpy.uint8), rows)
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def describe(s: Settings, flags) -> str:
+    """What --list-recipes and --dry-run [--json] print; data is read only where no count is known."""
+    if flags.list_recipes:
+        return dryrun.recipe_list()
+    images = s.images
+    if s.data or not images:
+        from refimpl.data.index import open_index
+        images = len(open_index(s.source, "train"))
+    if flags.json:
+        return json.dumps({**dryrun.plan(s, images), "command": config.command(s)}, indent=1)
+    return f"{dryrun.text(s, images)}\n\n{config.command(s)}"
+
+
+def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: int = 0,
+           options: Mapping[str, str] | None = None) -> str:
+    """A Slurm script for a recipe: by default the published number of GPUs, one rank on each."""
+    s, _ = config.parse(["--recipe", recipe, "--data", data, *extra])
+    published = config.load_recipe(recipe)
+    gpus = published.hardware.get("gpus", {"value": min(8, s.workers)})["value"]
+    per_node = per_node or min(gpus, published.hardware.get("per_node", {"value": gpus})["value"])
+    nodes = nodes or -(-gpus // per_node)
+    if nodes * per_node > s.workers:
+        raise UsageError(f"{nodes} nodes x {per_node} ranks for {s.workers} workers: ask for fewer "
+                         "with --nodes and --per-node, or choose a recipe with more workers")
+    recipe = os.path.abspath(recipe) if recipe.endswith(".toml") else recipe
+    arguments = ["--recipe", recipe, *extra]
+    grid = published.hardware.get("grid", {"value": "auto"})["value"]
+    if s.grid == grid == "auto" or nodes * per_node != gpus or s.grid != "auto":
+        grid = None
+    arguments += ["--grid", grid] if grid else []
+    arguments += [] if s.resume else ["--resume", "auto"]
+    fixed = {"job-name": re.sub(r"[^A-Za-z0-9_.-]", "_", s.name or published.name), "nodes": nodes,
+             "ntasks-per-node": per_node, **({} if s.device == "cpu" else {"gpus-per-node": per_node}),
+             "signal": "USR1@300", "output": "%x-%j.out", "open-mode": "append"}
+    for key, value in (options or {}).items():
+        if not re.fullmatch(r"[A-Za-z0-9_.:,@-]+", value):
+            raise UsageError(f"--{key} {value!r}: letters, digits and _.:,@- only")
+    lines = [f"#SBATCH --{key}={value}" for key, value in {**fixed, **(options or {})}.items()]
+    return SCRIPT.format(
+        sbatch="\n".join(lines), per_node=per_node,
+        root=shlex.quote(str(pathlib.Path(__file__).resolve().parent.parent)),
+        python=shlex.quote(sys.executable), data=shlex.quote(os.path.abspath(data)),
+        arguments=shlex.join(arguments))
+
+
+SCRIPT = r"""#!/bin/bash
+{sbatch}
+#SBATCH --exclusive
+#SBATCH --requeue
+
+set -euo pipefail
+cd {root}
+python=${{PYTHON:-{python}}}
+data={data}
+
+# one file, once per node: the shared file system is then left alone
+if [[ $data == *.zip ]]; then
+    local=${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}/$(basename "$data")
+    srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 bash -c '
+        [ "$(stat -c %s "$1")" = "$(stat -c %s "$2" 2>/dev/null)" ] ||
+        {{ cp "$1" "$2.part" && mv "$2.part" "$2"; }}' copy "$data" "$local"
+    data=$local
+fi
+
+export PYTHONUNBUFFERED=1
+export SLURM_MPI_TYPE=${{SLURM_MPI_TYPE:-pmix}}  # how srun starts MPI; srun --mpi=list shows all
+export OMPI_MCA_pml=${{OMPI_MCA_pml:-ucx}}       # Open MPI: a CUDA-aware path, or a clear stop
+export UCX_MEMTYPE_CACHE=${{UCX_MEMTYPE_CACHE:-n}}  # torch's allocator is not seen by UCX's cache
+export MPICH_GPU_SUPPORT_ENABLED=${{MPICH_GPU_SUPPORT_ENABLED:-1}}  # Cray MPICH
+
+# every rank sees the GPUs of its node and takes one by its place there
+run=(srun --kill-on-bad-exit=1 --gpu-bind=none
+     --cpus-per-task=$((SLURM_CPUS_ON_NODE / {per_node})) "$python")
+"${{run[@]}}" -m refimpl.launch --check
+
+# USR1 comes five minutes before the end (a preemption sends it, or TERM): the run saves, leaves with 75
+code=0
+"${{run[@]}}" -m refimpl.train {arguments} --data "$data" || code=$?
+if [ "$code" = 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def main(argv: list[str]) -> int:
+    """`sbatch RECIPE --data PATH [--nodes N] [--per-node R] [Slurm and training options]`, `--check`."""
+    parser = argparse.ArgumentParser(prog="python -m refimpl.launch", allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="under mpirun or srun: report and stop")
+    jobs = parser.add_subparsers(dest="job", metavar="sbatch RECIPE --data PATH")
+    job = jobs.add_parser("sbatch", allow_abbrev=False, help="print a Slurm script; further options "
+                          "go to refimpl.train")
+    job.add_argument("recipe")
+    job.add_argument("--data", required=True)
+    job.add_argument("--nodes", type=int, default=0, help="default: as published")
+    job.add_argument("--per-node", type=int, default=0, help="ranks (GPUs) per node")
+    for key in ("time", "partition", "account", "qos", "constraint"):
+        job.add_argument(f"--{key}", help="for Slurm")
+    known, extra = parser.parse_known_args(argv)
+    try:
+        if known.check:
+            from refimpl.launchcheck import check
+            return check()
+        if known.job is None:
+            parser.error("say `sbatch RECIPE --data PATH` or `--check`")
+        options = {key: value for key in ("time", "partition", "account", "qos", "constraint")
+                   if (value := getattr(known, key))}
+        print(sbatch(known.recipe, known.data, extra, known.nodes, known.per_node, options))
+    except UsageError as error:
+        print(f"refimpl.launch: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
