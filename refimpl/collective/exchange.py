@@ -16,7 +16,7 @@ import numpy
 
 from . import buffers
 
-SEGMENT = 1 << 17  # bytes of a segment that is added: it is still in the cache when it is added
+SEGMENT = 1 << 20  # bytes of a segment: with more ranks than cores each wait costs a switch
 LIMIT = 1 << 30    # bytes of any message (from 2^31 on Open MPI 5.0 refuses)
 
 
