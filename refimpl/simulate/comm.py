@@ -5,7 +5,7 @@ by slice assignment only, so it stays where it is.
 """
 import math
 
-from refimpl.simulate.world import Message, Rank, World, run
+from refimpl.simulate.world import Rank, World, run
 
 __all__ = ["Comm", "Request", "run"]
 
@@ -21,37 +21,28 @@ def array_of(spec):
 
 class Request:
     """One end of a message: what Isend and Irecv return, and what Wait waits for."""
-    __slots__ = ("comm", "sends", "peer", "tag", "data", "phase", "done", "asleep")
+    __slots__ = ("comm", "sends", "peer", "tag", "data", "done", "asleep")
 
     def __init__(self, comm, sends, peer, tag, data):
         self.comm, self.sends, self.peer, self.tag, self.data = comm, sends, peer, tag, data
-        self.phase = comm.world.phase() if comm.world.phase else ""
         self.done, self.asleep = None, False  # clock when complete; is its rank blocked on it
 
     def Wait(self, status=None) -> bool:
         """Block until the buffer may be used again."""
-        world, me = self.comm.world, self.comm.me
+        me = self.comm.me
         if self.done is None:
             self.asleep = True
-            world.block(me, self)
+            self.comm.world.block(me, self)
         elif self.done > me.clock:  # ranks that are behind this moment go first
-            world.wake(me, self.done)
-            world.block(me, self)
+            self.comm.world.wake(me, self.done)
+            self.comm.world.block(me, self)
         return True
-
-    wait = Wait
-
-    def complete(self, clock: float) -> None:
-        self.done = clock
-        if self.asleep:
-            self.comm.world.wake(self.comm.me, clock)
 
     def lacks(self) -> list[int]:
         return [self.comm.group[self.peer]]
 
     def __str__(self):
-        return (f"{'in ' + self.phase + ' ' if self.phase else ''}waits "
-                f"{'to send to' if self.sends else 'for a message from'} "
+        return (f"waits {'to send to' if self.sends else 'for a message from'} "
                 f"rank {self.comm.group[self.peer]}, tag {self.tag}")
 
 
@@ -78,7 +69,7 @@ class Comm:
         self.world, self.me, self.group, self.rank = world, me, group, rank
         self.size, self.path, self.dims = len(group), path, list(dims)
         self.meetings = shared  # number of the collective call -> Meeting, same object on all ranks
-        self.calls, self.context = 0, shared["context"]
+        self.calls, self.context, self.pending = 0, shared["context"], world.pending
 
     # -- questions
 
@@ -119,17 +110,16 @@ class Comm:
         if not 0 <= peer < self.size:
             raise ValueError(f"peer {peer} is not among ranks 0 to {self.size - 1}")
         mine = Request(self, sends, peer, tag, array_of(spec))
-        pending = self.world.pending
         key = ((self.context, self.rank, peer, tag) if sends else
                (self.context, peer, self.rank, tag))
-        queue = pending.get(key)
-        if not queue:
-            pending[key] = [mine]
-        elif queue[0].sends == sends:
-            queue.append(mine)
-        else:
+        queue = self.pending.get(key)
+        if queue is None:
+            self.pending[key] = [mine]
+        elif queue and queue[0].sends != sends:
             other = queue.pop(0)
             move(mine, other) if sends else move(other, mine)
+        else:
+            queue.append(mine)
         return mine
 
     def Isend(self, buf, dest, tag=0):
@@ -251,28 +241,29 @@ class Comm:
 
 def move(send: Request, receive: Request) -> None:
     """Copy the message, count it, and set the clocks of both ends."""
-    data, into = send.data, receive.data
-    here, there, world = send.comm, receive.comm, send.comm.world
-    n = len(data)
-    if n > len(into) or data.dtype != into.dtype:
+    data, into, world = send.data, receive.data, send.comm.world
+    here, there, n = send.comm.me, receive.comm.me, len(data)
+    if n != len(into):
+        into = into[:n]
+    if n != len(into) or data.dtype != into.dtype:
         raise ValueError(
-            f"rank {here.me.number} sends {n} x {data.dtype} to rank {there.me.number}, which "
+            f"rank {here.number} sends {n} x {data.dtype} to rank {there.number}, which "
             f"receives {len(into)} x {into.dtype} (tag {send.tag})")
     if world.watch:
-        before = into[:n].copy()
-    into[:n] = data
-    nbytes, phase = data.nbytes * world.magnify, send.phase
-    count = here.me.sent.get(phase)
+        world.watch(here, there, data, into)
+    into[...] = data
+    nbytes, phase = data.nbytes * world.magnify, here.phase
+    count = here.sent.get(phase)
     if count is None:
-        count = here.me.sent[phase] = [0, 0.0]
+        count = here.sent[phase] = [0, 0.0]
     count[0] += 1
     count[1] += nbytes
-    start = sent = arrived = max(here.me.clock, there.me.clock)
     if world.cost:
-        start, sent, arrived = world.cost.transfer(here.me.number, there.me.number, nbytes,
-                                                   receive.phase, start)
-    send.complete(sent)
-    receive.complete(arrived)
-    if world.watch:
-        world.watch(Message(here.me.number, there.me.number, phase, send.tag, nbytes, start,
-                            arrived), into[:n], before)
+        now = max(here.clock, there.clock)
+        send.done, receive.done = world.cost.transfer(here, there, nbytes, now)
+    else:
+        send.done = receive.done = 0.0
+    if send.asleep:
+        world.wake(here, send.done)
+    if receive.asleep:
+        world.wake(there, receive.done)
