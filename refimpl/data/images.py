@@ -65,31 +65,31 @@ def centre_box(width, height, size, short_side):
     return (left * width / w, top * height / h, (left + size) * width / w, (top + size) * height / h)
 
 
-def _resized(image, box, size):
-    """The box as size x size; a JPEG is decoded at 1/2, 1/4 or 1/8 where that leaves pixels enough."""
+def resized(image, box, size):
+    """The box as (width, height); a JPEG is decoded at 1/2, 1/4 or 1/8 where that leaves enough."""
     left, top, right, bottom = box
-    want = size / min(right - left, bottom - top)
+    want = max(size[0] / (right - left), size[1] / (bottom - top))
     if image.format in ("JPEG", "MPO") and want <= 0.5:
         width, height = image.size
         image.draft(None, (math.ceil(width * want), math.ceil(height * want)))
         shrunk = max(round(width / image.width), 1)
         box = [side / shrunk for side in box]
         box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
-    return rgb(image).resize((size, size), RESAMPLE, box)
+    return rgb(image).resize(size, RESAMPLE, box)
 
 
 def train_view(data, size, rng):
     """A random crop or its mirror, uint8 [size, size, 3] (Goyal, section 5.1)."""
     image = opened(data)
     box, mirror = crop_box(*image.size, rng), rng.random() < 0.5
-    pixels = np.asarray(_resized(image, box, size))
+    pixels = np.asarray(resized(image, box, (size, size)))
     return pixels[:, ::-1] if mirror else pixels
 
 
 def val_view(data, size, short_side):
     """The centre crop, uint8 [size, size, 3]."""
     image = opened(data)
-    return np.asarray(_resized(image, centre_box(*image.size, size, short_side), size))
+    return np.asarray(resized(image, centre_box(*image.size, size, short_side), (size, size)))
 
 
 def view(get, path, make):

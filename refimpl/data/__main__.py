@@ -1,0 +1,61 @@
+"""python -m refimpl.data pack|check: prepare images, and hear what a run would meet in them."""
+import argparse
+import sys
+
+from refimpl.data.pool import cores
+from refimpl.errors import UsageError
+
+
+def _counts(text):
+    train, _, val = text.partition(",")
+    return int(train), int(val or train)
+
+
+def _progress(jobs, total):
+    from tqdm import tqdm
+    return tqdm(jobs, total=total, unit="image", unit_scale=True, disable=None)
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(prog="python -m refimpl.data", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    pack = commands.add_parser("pack", help="make the stored zip that training reads best")
+    pack.add_argument("source", help="folder with train/ and val/, stored zip, ILSVRC layout, IDX files")
+    pack.add_argument("out", metavar="OUT.zip")
+    pack.add_argument("--short-side", type=int, metavar="N", help="shrink to N pixels (default: no)")
+    pack.add_argument("--quality", type=int, default=90, help="of shrunk JPEGs (default 90)")
+    pack.add_argument("--at-most", type=_counts, metavar="TRAIN[,VAL]", help="images of each class")
+    pack.add_argument("--truth", metavar="FILE", help="classes of a flat val/")
+    check = commands.add_parser("check", help="list what a run would meet")
+    check.add_argument("path", help="folder or stored zip with train/ and val/")
+    check.add_argument("--json", action="store_true", help="the whole report as JSON")
+    for command in (pack, check):
+        command.add_argument("--processes", type=int, default=cores(), help="default: all cores")
+    return parser.parse_args()
+
+
+def main():
+    a = _arguments()
+    try:
+        if a.command == "check":
+            from refimpl.data.check import run
+            return run(a.path, a.processes, a.json, _progress)
+        from refimpl.data.pack import pack
+        for note in pack(a.source, a.out, a.short_side, a.quality, a.at_most, a.truth, a.processes,
+                         _progress):
+            print(note, file=sys.stderr)
+        print(f"{a.out}: written and read back")
+        return 0
+    except UsageError as error:
+        print(f"refimpl.data: {error}", file=sys.stderr)
+        return 2
+    except (OSError, RuntimeError) as error:
+        print(f"refimpl.data: {error}; what is done is kept: start it again to go on", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("refimpl.data: stopped; start it again to go on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
