@@ -1,5 +1,9 @@
-"""The one error that means: what the user gave cannot work, and here is the cure."""
+"""Errors that every rank raises alike; a command line prints them as one line."""
 
 
 class UsageError(ValueError):
-    """Bad input; the message holds the value and the cure. Command lines exit with code 2."""
+    """Bad input; the message holds the value and the cure. Exit code 2."""
+
+
+class Diverged(ArithmeticError):
+    """Loss or gradient is not finite, on all ranks by common decision. Exit code 1."""

@@ -13,12 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from refimpl.collective import buffers
 from refimpl.model import batch_norms
 
 TAIL = ("loss", "correct", "stop", "overflow")  # summed like gradients: agreed by all ranks
 QUANTUM = 2.0**-48  # of --sum exact: float32 values above 2^-25 are exact
 RANGE = 2.0**15  # |sum| below this fits int64 in units of the quantum
 PIECE = 1 << 18  # values converted at a time, so that scratch stays at a few MB
+
+
+def as_array(tensor: Tensor):
+    """The tensor's memory as the collectives take it: a NumPy or, on a GPU, a CuPy array."""
+    return tensor.numpy() if tensor.device.type == "cpu" else buffers.from_device(tensor)
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class Gradients:
         """
         self.running.copy_(self.common)
         for bucket in self.buckets:
-            allreduce(self.summed[bucket.start:bucket.stop], bucket.wire)
+            allreduce(as_array(self.summed[bucket.start:bucket.stop]), bucket.wire)
         return self.finish(scale)
 
     def finish(self, scale: float) -> dict[str, float]:

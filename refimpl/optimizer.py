@@ -2,9 +2,12 @@
 
 All arithmetic is float32 on master weights; one loop over the parameters, as the papers write it.
 """
+import math
+
 import torch
 from torch import Tensor, nn
 
+from refimpl.errors import Diverged
 from refimpl.model import undecayed
 
 
@@ -76,3 +79,41 @@ class Optimizer:
             before = u.clone() if self.nesterov else None
             u.mul_(absorbed).add_(g * rate)
             w.sub_((1 + m) * u - absorbed * before if self.nesterov else u)
+
+
+class LossScale:
+    """A power of two on the loss, and the decision whether a step counts.
+
+    Overflow (a sum that is not finite or out of range) is read from the reduced buffer, so that
+    all ranks decide alike. In 16 bits an overflow skips the step, and an automatic scale halves;
+    it doubles after `patience` good steps. In float32, or after too many skips: Diverged.
+    """
+
+    def __init__(self, start: float, workers: int, sixteen_bit: bool, patience: int = 2000):
+        self.automatic, self.sixteen_bit = start == 0, sixteen_bit
+        self.patience, self.good, self.skipped = patience, 0, 0
+        # each worker's gradient is 1/k of the mean's size: the smallest power of two >= k lifts it
+        lift = 2.0 ** (workers - 1).bit_length() if sixteen_bit else 1.0
+        self.value = lift * (start or 1024.0)
+
+    def accept(self, sums: dict[str, float], moment) -> bool:
+        """May the weights change? `sums` holds "loss" and "overflow" as all ranks have them."""
+        if not sums["overflow"] and math.isfinite(sums["loss"]):
+            self.good, self.skipped = self.good + 1, 0
+            if self.automatic and self.good % self.patience == 0:
+                self.value *= 2
+            return True
+        self.good, self.skipped = 0, self.skipped + 1
+        if self.automatic:
+            self.value = max(1.0, self.value / 2)
+        if not self.sixteen_bit or self.skipped > 40:
+            raise Diverged(f"step {moment.step} (epoch {moment.epoch:.2f}, learning rate "
+                           f"{moment.lr:g}): loss {sums['loss']:g}, gradient not finite or out of "
+                           "range; lower --base-lr, lengthen --warmup-epochs, or see --loss-scale")
+        return False
+
+    def state(self) -> dict[str, float]:
+        return {"value": self.value, "good": self.good, "skipped": self.skipped}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.value, self.good, self.skipped = state["value"], state["good"], state["skipped"]

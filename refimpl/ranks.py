@@ -1,0 +1,44 @@
+"""How the ranks speak about small things: a common error, one rank's word for all."""
+import json
+
+import numpy as np
+
+from refimpl.errors import UsageError
+
+
+def everywhere(comm, call):
+    """call() on every rank; where any rank meets a UsageError, all ranks raise the first one."""
+    problem, result = "", None
+    try:
+        result = call()
+    except UsageError as error:
+        problem = str(error)
+    texts = gather_text(comm, problem)
+    failed = [rank for rank, text in enumerate(texts) if text]
+    if failed:
+        alike = len(failed) == comm.size and len(set(texts)) == 1
+        raise UsageError(texts[0] if alike else f"rank {failed[0]}: {texts[failed[0]]}")
+    return result
+
+
+def gather_text(comm, text: str) -> list[str]:
+    """Every rank's text, on every rank."""
+    words = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([len(words)]), lengths)
+    width = max(1, int(lengths.max()))
+    mine, everyone = np.zeros(width, np.uint8), np.empty((comm.size, width), np.uint8)
+    mine[:len(words)] = words
+    comm.Allgather(mine, everyone)
+    return [row[:length].tobytes().decode() for row, length in zip(everyone, lengths)]
+
+
+def tell(comm, value=None):
+    """Rank 0's `value` (of JSON's types) on every rank."""
+    words = np.frombuffer(json.dumps(value).encode(), np.uint8).copy() if comm.rank == 0 else None
+    length = np.array([len(words) if comm.rank == 0 else 0])
+    comm.Bcast(length, root=0)
+    if comm.rank:
+        words = np.empty(int(length[0]), np.uint8)
+    comm.Bcast(words, root=0)
+    return json.loads(words.tobytes())

@@ -1,0 +1,180 @@
+"""What a run is made of: data, model, flat gradients, allreduce, log; and what happens between steps."""
+import contextlib
+import pathlib
+import signal
+
+import numpy as np
+import torch
+from torch import nn
+
+from refimpl import checkpoint, config, device, evaluate
+from refimpl.collective import allreducer, guard
+from refimpl.data.images import MEAN, STD
+from refimpl.data.index import open_index
+from refimpl.data.loader import stream
+from refimpl.data.order import epoch_order, minibatch, share
+from refimpl.errors import UsageError
+from refimpl.gradients import Gradients
+from refimpl.model import ResNet, initialise
+from refimpl.optimizer import LossScale, Optimizer
+from refimpl.ranks import everywhere
+from refimpl.runlog import RunLog
+from refimpl.schedule import Moment, Schedule
+
+SAMPLE = pathlib.Path(__file__).parent / "sample" / "clothing.zip"
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+STOPPED = 75  # EX_TEMPFAIL: a batch script may requeue
+
+
+class Run:
+    """Everything one rank holds. Built alike on all ranks, or UsageError on all of them."""
+
+    def __init__(self, settings: config.Settings, comm) -> None:
+        self.settings, self.comm = settings, comm
+        guard.agree(comm, settings=config.command(settings), code=device.code_digest())
+        self._check_ranks()
+        self.device = device.choose_device(settings.device, comm)
+        self.threads = device.set_threads(settings.threads, comm)
+        self._open_data()
+        self.schedule = Schedule(settings, len(self.train_images))
+        self._build()
+        self.log = RunLog(self)
+        self.first_step, self.step = 0, 0
+        self.plan, self.batches, self.order = None, None, (None, None)
+        if settings.resume:
+            self.first_step = checkpoint.resume(self)
+        self.asked_to_stop = False
+        for name in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._ask_to_stop)
+
+    # --- building ---------------------------------------------------------------------------
+
+    def _check_ranks(self) -> None:
+        most = max(band.workers for band in self.settings.in_bands())
+        if self.comm.size > most:
+            raise UsageError(f"{self.comm.size} ranks for {most} workers: start at most {most} "
+                             "ranks, or choose a recipe with more --workers")
+
+    def _open_data(self) -> None:
+        source = self.settings.data or SAMPLE
+
+        def both():
+            train = open_index(source, "train")
+            return train, open_index(source, "val", classes=train.classes)
+        self.train_images, self.val_images = everywhere(self.comm, both)
+        guard.agree(self.comm, train=self.train_images.digest, val=self.val_images.digest)
+        self.classes = self.settings.classes or len(self.train_images.classes)
+        if self.classes < len(self.train_images.classes):
+            raise UsageError(f"--classes {self.classes}, but the data has "
+                             f"{len(self.train_images.classes)}: leave it out")
+
+    def _build(self) -> None:
+        s = self.settings
+        model = ResNet(s.depth, s.width, self.classes, s.stem)
+        model = initialise(model, s.seed, s.gamma_zero).to(self.device)
+        self.layout = torch.channels_last if s.channels_last else torch.contiguous_format
+        self.model = model.to(memory_format=self.layout)
+        if s.batch_norm == "last":  # no moving average: the last minibatch's statistics alone
+            for module in self.model.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.momentum = 1.0
+        wire = None if s.wire == "none" else s.wire
+        self.gradients = Gradients(self.model, max(1, int(s.bucket_mb * 1e6 / 4)), wire, s.sum)
+        grid = None if s.grid == "auto" else tuple(int(side) for side in s.grid.split("x"))
+        name = "torus" if s.allreduce == "auto" else s.allreduce
+        self.allreduce = allreducer(name, self.comm, grid)
+        self.count = allreducer("ring", self.comm)  # for the integers of validation
+        self.optimizer = Optimizer(
+            self.model, s.optimizer, s.momentum_form, s.momentum_correction, s.nesterov,
+            s.weight_decay, s.decay_bias, s.lars_coefficient, s.lars_eps)
+        self.scale = LossScale(s.loss_scale, max(b.workers for b in s.in_bands()),
+                               s.precision == "fp16" or wire == "float16")
+        self.loss = nn.CrossEntropyLoss(label_smoothing=s.label_smoothing, reduction="sum")
+        mean, std = (torch.tensor(c, device=self.device).view(1, 3, 1, 1) for c in (MEAN, STD))
+        self.shift, self.per_level = -mean / std, 1 / (255 * std)
+
+    # --- during a step ----------------------------------------------------------------------
+
+    def workers(self, moment: Moment) -> range:
+        """The workers this rank plays: blocks cut as chunks are, sizes differ by at most one."""
+        return share(moment.workers, self.comm.size, self.comm.rank)
+
+    def autocast(self):
+        dtype = DTYPES[self.settings.precision]
+        return contextlib.nullcontext() if dtype is None else torch.autocast(
+            self.device.type, dtype)
+
+    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next worker's images, normalised, [n, 3, H, W], and labels [n]."""
+        if self.batches is None:
+            self.batches = stream(self.train_images, self._plan(), view="train",
+                                  **self.stream_settings())
+        with self.clock("waiting for data"):
+            batch = next(self.batches)
+        self.log.replaced += batch.replaced
+        return self.normalise(batch.images), batch.labels.to(self.device, non_blocking=True)
+
+    def stream_settings(self) -> dict:
+        s = self.settings
+        return dict(size=s.image_size, short_side=s.val_short_side, seed=s.seed,
+                    processes=device.loader_processes(s.loaders, self.threads, self.device),
+                    bad_images=s.bad_images)
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+        images = torch.addcmul(self.shift, images, self.per_level)  # (x / 255 - mean) / std
+        return images.contiguous(memory_format=self.layout)
+
+    def _plan(self):
+        """(epoch, sample ids) of every worker batch this rank still has to play, in order."""
+        for step in range(self.first_step, self.schedule.total_steps):
+            moment = self.schedule.at(step)
+            order = self.order_of(moment.epoch_index)
+            for worker in self.workers(moment):
+                yield moment.epoch_index, minibatch(order, moment.position, moment.workers,
+                                                    moment.n, worker)
+
+    def order_of(self, epoch: int) -> np.ndarray:
+        if self.order[0] != epoch:
+            self.order = epoch, epoch_order(self.settings.seed, epoch, len(self.train_images))
+        return self.order[1]
+
+    def clock(self, what: str):
+        return self.log.clock(what)
+
+    def _ask_to_stop(self, number, frame) -> None:
+        self.asked_to_stop = True
+
+    # --- between steps ----------------------------------------------------------------------
+
+    def after_step(self, moment: Moment, sums: dict[str, float]) -> None:
+        s = self.settings
+        self.step = moment.step + 1
+        self.log.record(moment, sums)
+        ends = moment.last_of_epoch or self.step == self.schedule.total_steps
+        if ends or (s.check_every and self.step % s.check_every == 0):
+            guard.agree(self.comm, weights=checkpoint.digest(self))
+        if ends:
+            self._end_of_epoch(moment)
+        elif s.save_steps and self.step % s.save_steps == 0:
+            checkpoint.save(self)
+
+    def _end_of_epoch(self, moment: Moment) -> None:
+        s, done = self.settings, self.step == self.schedule.total_steps
+        result = None
+        if done or (s.eval_every and (moment.epoch_index + 1) % s.eval_every == 0):
+            with self.clock("validation"):
+                result = evaluate.evaluate(self)
+        self.log.epoch(moment, result)
+        if done or (s.save_every and (moment.epoch_index + 1) % s.save_every == 0):
+            checkpoint.save(self)
+
+    def stop(self, moment: Moment) -> int:
+        """Asked to stop: everything is saved; the same command with --resume auto goes on."""
+        checkpoint.save(self)
+        self.log.close(f"stopped on request after step {self.step}; go on with --resume auto")
+        return STOPPED
+
+    def finish(self) -> int:
+        self.log.close()
+        return 0

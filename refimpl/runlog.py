@@ -1,0 +1,173 @@
+"""What a run tells: a progress bar, a line per epoch, and runs/<name>-<time>/ on rank 0.
+
+log.jsonl: the first line says what ran; then a line per epoch. Everything that may differ between
+two equal runs stands in "times" or "machine", so the rest can be compared.
+"""
+import contextlib
+import dataclasses
+import json
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+
+import torch
+from tqdm import tqdm
+
+from refimpl import __version__, config, plot
+
+
+class RunLog:
+    """Rank 0 writes and prints; the other ranks only keep the clocks."""
+
+    def __init__(self, run) -> None:
+        self.run, self.first = run, run.comm.rank == 0
+        self.clocks, self.replaced, self.lines = {}, 0, 0
+        self.sums, self.steps, self.samples = {"loss": 0.0, "correct": 0.0}, 0, 0
+        self.since = time.perf_counter()
+        self.folder = self._folder() if self.first else None
+        self.trace = open(run.settings.trace, "w") if self.first and run.settings.trace else None
+        self.bar = tqdm(total=run.schedule.total_steps, unit="step", disable=not self.first,
+                        mininterval=0.5, dynamic_ncols=True, leave=False)
+        if self.first:
+            self._write(self._header())
+            self._say(self._greeting())
+
+    def _folder(self) -> pathlib.Path:
+        s = self.run.settings
+        name = s.name or pathlib.Path(s.recipe).stem
+        folder = pathlib.Path(s.out) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in range(1000):  # two runs in one second
+            try:
+                unique = folder.with_name(folder.name + (f"-{number}" if number else ""))
+                unique.mkdir(parents=True)
+                return unique
+            except FileExistsError:
+                continue
+        raise FileExistsError(folder)
+
+    def _header(self) -> dict:
+        from mpi4py import MPI
+        run = self.run
+        grid = getattr(run.allreduce.place, "rows", None)
+        return {
+            "event": "start", "command": config.command(run.settings),
+            "settings": dataclasses.asdict(run.settings),
+            "images": len(run.train_images), "classes": list(run.train_images.classes),
+            "total_steps": run.schedule.total_steps,
+            "buckets": [[b.start, b.stop, b.wire] for b in run.gradients.buckets],
+            "machine": {
+                "refimpl": __version__, "commit": commit(), "python": platform.python_version(),
+                "torch": torch.__version__, "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+                "ranks": run.comm.size, "algorithm": run.allreduce.algorithm,
+                "grid": f"{grid}x{run.allreduce.place.columns}" if grid else None,
+                "threads": run.threads, "cpu": torch.backends.cpu.get_cpu_capability(),
+                "device": str(run.device), "host": platform.node()}}
+
+    def _greeting(self) -> str:
+        run, m = self.run, self._header()["machine"]
+        parameters = sum(p.numel() for p in run.model.parameters())
+        return (f"{m['command'] if 'command' in m else config.command(run.settings)}\n"
+                f"{len(run.train_images)} training and {len(run.val_images)} validation images, "
+                f"{run.classes} classes; {parameters:,} parameters\n"
+                f"{run.comm.size} ranks ({m['mpi']}), {m['algorithm']}"
+                f"{' ' + m['grid'] if m['grid'] else ''}, {m['threads']} thread(s) per rank, "
+                f"{m['device']}; {self.folder}")
+
+    # --- during a run -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def clock(self, what: str):
+        """Seconds spent on `what`, until the epoch's line."""
+        start = time.perf_counter()
+        yield
+        self.clocks[what] = self.clocks.get(what, 0.0) + time.perf_counter() - start
+
+    def record(self, moment, sums: dict[str, float]) -> None:
+        """One step: its sums join the epoch's means."""
+        for name in self.sums:
+            self.sums[name] += sums[name]
+        self.steps, self.samples = self.steps + 1, self.samples + moment.kn
+        self.bar.set_postfix_str(f"epoch {moment.epoch:.1f} loss {sums['loss']:.3f}", refresh=False)
+        self.bar.update()
+        if self.trace:
+            self.trace.write(json.dumps(self.run.trace_line(moment, sums)) + "\n")
+            self.trace.flush()
+
+    def epoch(self, moment, result) -> None:
+        """The epoch's line, printed and written; the clocks start anew."""
+        seconds = time.perf_counter() - self.since
+        training = max(1e-9, seconds - self.clocks.get("validation", 0.0))
+        line = {"event": "epoch", "epoch": moment.epoch_index + 1, "step": moment.step + 1,
+                "kn": moment.kn, "workers": moment.workers, "lr": moment.lr,
+                "momentum": moment.momentum, "loss": self.sums["loss"] / self.steps,
+                "top1": self.sums["correct"] / self.steps, "loss_scale": self.run.scale.value,
+                "replaced": self.replaced}
+        if result:
+            line |= {"val_top1": result.top1, "val_correct": result.correct,
+                     "val_total": result.total, "val_loss": result.loss}
+        share = {name: value / training for name, value in self.clocks.items()}
+        line["times"] = {"seconds": seconds, "images_per_s": self.samples / training,
+                         "allreduce_share": share.get("allreduce", 0.0),
+                         "data_share": share.get("waiting for data", 0.0)}
+        if self.first:
+            self._write(line)
+            self._say(self._readable(line))
+        self.clocks, self.sums = {}, {"loss": 0.0, "correct": 0.0}
+        self.steps = self.samples = 0
+        self.since = time.perf_counter()
+
+    def _readable(self, line: dict) -> str:
+        times = line["times"]
+        top1 = f"{100 * line['val_top1']:5.1f} %" if "val_top1" in line else "   -   "
+        return (f"epoch {line['epoch']:3d}  kn {line['kn']:5d}  lr {line['lr']:<8.4g} "
+                f"train loss {line['loss']:6.3f}  val top-1 {top1}  "
+                f"{times['images_per_s']:7.0f} images/s  allreduce {100 * times['allreduce_share']:4.1f} %")
+
+    def resume(self, folder: pathlib.Path, lines: int, note: str) -> None:
+        """Go on in the resumed run's folder; its log is cut to what the checkpoint knew."""
+        if not self.first:
+            return
+        for file in self.folder.iterdir():
+            file.unlink()
+        self.folder.rmdir()
+        self.folder = folder
+        kept = (folder / "log.jsonl").read_text().splitlines(keepends=True)[:lines]
+        (folder / "log.jsonl").write_text("".join(kept))
+        self.lines = len(kept)
+        self.bar.update(self.run.step)
+        self._say(f"resumed {folder} at step {self.run.step}" + (f" ({note})" if note else ""))
+
+    def close(self, message: str = "") -> None:
+        """End of the run: the picture, and where everything lies."""
+        self.bar.close()
+        if self.first:
+            plot.curves(self.folder / "log.jsonl", self.folder / "curves.png")
+            if self.trace:
+                self.trace.close()
+            print(message or f"done: {self.folder}/ has log.jsonl, curves.png and checkpoint.pt",
+                  flush=True)
+
+    def _write(self, line: dict) -> None:
+        with open(self.folder / "log.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.lines += 1
+
+    def _say(self, text: str) -> None:
+        self.bar.clear()
+        print(text, flush=True)
+        sys.stdout.flush()
+        self.bar.refresh()
+
+
+def commit() -> str:
+    """The checkout's commit, with + where files differ from it; empty outside a checkout."""
+    root = pathlib.Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return ""
+    ask = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,85 @@
+"""The training loop: read this file first.
+
+    for each step                                              (Goyal et al. 2017, section 3)
+        for each worker this rank plays: forward, loss / (kn), backward into the flat buffer
+        sum the buffer over all ranks                          (Mikami et al. 2018: 2D torus)
+        update the weights with the schedule's learning rate
+
+    mpirun -np N python -m refimpl.train [--recipe NAME] [--setting value ...]
+"""
+import os
+import sys
+import traceback
+
+from refimpl import config
+from refimpl.errors import Diverged, UsageError
+from refimpl.schedule import Moment
+
+
+def train(settings: config.Settings, comm) -> int:
+    """One whole run on the ranks of `comm`; returns the exit code."""
+    from refimpl.run import Run
+    run = Run(settings, comm)
+    for step in range(run.first_step, run.schedule.total_steps):
+        moment = run.schedule.at(step)
+        sums = train_step(run, moment)
+        run.after_step(moment, sums)
+        if sums["stop"]:  # any rank was asked to: all ranks see the same sum
+            return run.stop(moment)
+    return run.finish()
+
+
+def train_step(run, moment: Moment) -> dict[str, float]:
+    """One minibatch of kn samples; returns mean loss and top-1 over all of it, on every rank."""
+    gradients, scale = run.gradients, run.scale
+    gradients.clear()
+    for _ in run.workers(moment):
+        images, labels = run.next_batch()
+        gradients.begin_worker()
+        with run.autocast():
+            logits = run.model(images)
+            loss = run.loss(logits, labels) / moment.kn  # Goyal, remark 3: over kn, not n
+        (loss * scale.value).backward()
+        gradients.end_worker(loss, (logits.argmax(1) == labels).sum(), moment.workers, moment.kn)
+    if run.asked_to_stop:
+        gradients.request_stop()
+    with run.clock("allreduce"):
+        sums = gradients.reduce(run.allreduce, scale.value)
+    if scale.accept(sums, moment):  # the same decision on every rank, before any weight changes
+        run.optimizer.step(moment.lr, moment.momentum, moment.lr_previous)
+        gradients.apply_statistics()
+    return sums
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, then train. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped on request."""
+    from refimpl import launch
+    talks = launch.rank_hint(os.environ) in (0, None)
+    try:
+        settings, flags = config.parse(sys.argv[1:] if argv is None else argv)
+        if flags.list_recipes or flags.dry_run:
+            if talks:
+                print(launch.describe(settings, flags))
+            return 0
+    except UsageError as error:
+        if talks:
+            print(f"refimpl.train: {error}", file=sys.stderr)
+        return 2
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    try:
+        return train(settings, comm)
+    except (UsageError, Diverged) as error:  # raised alike on all ranks
+        if comm.rank == 0:
+            print(f"refimpl.train: {error}", file=sys.stderr, flush=True)
+        comm.Barrier()  # the message is out before a launcher sees an exit code
+        return 2 if isinstance(error, UsageError) else 1
+    except BaseException:  # this rank alone: without an abort the others would wait for ever
+        print(f"refimpl.train: rank {comm.rank} of {comm.size} failed:\n{traceback.format_exc()}",
+              file=sys.stderr, flush=True)
+        comm.Abort(1)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())
