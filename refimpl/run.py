@@ -1,13 +1,12 @@
 """What a run is made of: data, model, flat gradients, allreduce, log; and what happens between steps."""
 import contextlib
-import pathlib
 import signal
 
 import numpy as np
 import torch
 from torch import nn
 
-from refimpl import checkpoint, config, device, evaluate
+from refimpl import checkpoint, config, evaluate, launch
 from refimpl.collective import allreducer, guard
 from refimpl.data.images import MEAN, STD
 from refimpl.data.index import open_index
@@ -21,7 +20,6 @@ from refimpl.ranks import everywhere
 from refimpl.runlog import RunLog
 from refimpl.schedule import Moment, Schedule
 
-SAMPLE = pathlib.Path(__file__).parent / "sample" / "clothing.zip"
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STOPPED = 75  # EX_TEMPFAIL: a batch script may requeue
 
@@ -31,10 +29,10 @@ class Run:
 
     def __init__(self, settings: config.Settings, comm) -> None:
         self.settings, self.comm = settings, comm
-        guard.agree(comm, settings=config.command(settings), code=device.code_digest())
+        guard.agree(comm, settings=config.command(settings), code=launch.code_digest())
         self._check_ranks()
-        self.device = device.choose_device(settings.device, comm)
-        self.threads = device.set_threads(settings.threads, comm)
+        self.device = launch.choose_device(settings, comm)
+        self.threads = launch.set_threads(settings, comm)
         self._open_data()
         self.schedule = Schedule(settings, len(self.train_images))
         self._build()
@@ -56,7 +54,7 @@ class Run:
                              "ranks, or choose a recipe with more --workers")
 
     def _open_data(self) -> None:
-        source = self.settings.data or SAMPLE
+        source = self.settings.source
 
         def both():
             train = open_index(source, "train")
@@ -117,7 +115,7 @@ class Run:
     def stream_settings(self) -> dict:
         s = self.settings
         return dict(size=s.image_size, short_side=s.val_short_side, seed=s.seed,
-                    processes=device.loader_processes(s.loaders, self.threads, self.device),
+                    processes=launch.loader_processes(s, self.threads, self.device),
                     bad_images=s.bad_images)
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 
-from refimpl import config
+from refimpl import config, launch
 from refimpl.errors import Diverged, UsageError
 from refimpl.schedule import Moment
 
@@ -53,7 +53,6 @@ def train_step(run, moment: Moment) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, then train. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped on request."""
-    from refimpl import launch
     talks = launch.rank_hint(os.environ) in (0, None)
     try:
         settings, flags = config.parse(sys.argv[1:] if argv is None else argv)
@@ -68,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
     try:
+        launch.refuse_split_world(comm)
         return train(settings, comm)
     except (UsageError, Diverged) as error:  # raised alike on all ranks
         if comm.rank == 0:
