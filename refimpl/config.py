@@ -73,7 +73,10 @@ def load_recipe(name: str, _above: tuple[pathlib.Path, ...] = ()) -> Recipe:
     base = Recipe(path.stem, "", "", {}, {}, {}, {})
     if head["base"]:
         base = load_recipe(head["base"], (*_above, path))
-    values = {key: convert(key, entry["value"]) for key, entry in table.items()}
+    try:
+        values = {key: convert(key, entry["value"]) for key, entry in table.items()}
+    except UsageError as error:
+        raise UsageError(f"recipe {path}: {error}") from None
     return Recipe(path.stem, head["title"], head["notes"], {**base.values, **values},
                   {**base.provenance, **{k: (v["tag"], v["where"]) for k, v in table.items()}},
                   tables["published"], {**base.hardware, **tables["hardware"]})

@@ -83,12 +83,14 @@ def text(s: Settings, images: int) -> str:
     rows = _merged(p["epochs"])
     if 0 < len(rows) <= LONGEST:
         parts.append(_table([("epoch", "first step", "steps", "kn", "rate: first", "last")] + rows))
+    known = {name: e for name, e in p["settings"].items() if e["tag"] != "default"}
     for title, entries in (("published", p["published"]), ("machine", p["hardware"]),
-                           ("setting", p["settings"])):
+                           ("setting", known)):
         parts.append(_table([(title, "value", "how sure", "where")] + [
             (name, _shown(e), e["tag"], e["where"]) for name, e in entries.items()]))
-    parts.append("; ".join(f"{tag}: {meaning}" for tag, meaning in TAGS.items()) +
-                 "; default: the recipe is silent")
+    parts.append("the recipe is silent, so default: " + ", ".join(
+        f"{name} {e['value']}" for name, e in p["settings"].items() if name not in known))
+    parts.append("; ".join(f"{tag}: {meaning}" for tag, meaning in TAGS.items()))
     return "\n\n".join(part for part in parts if part)
 
 

@@ -149,7 +149,7 @@ def convert(name: str, given):
     make, expected = _KINDS[kind]
     try:
         value = make(given)
-    except (ValueError, TypeError, KeyError, ArithmeticError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
         raise UsageError(f"{option(name)} {_short(given)}: expected {expected}") from None
     if rules["choices"] and value not in rules["choices"]:
         raise UsageError(f"{option(name)} {_short(given)}{nearest(value, rules['choices'])}; "
@@ -192,7 +192,7 @@ def _band(given) -> Band:
         given = {"until_epoch": until, "workers": workers, "n": n,
                  **{names[key]: value for key, value in (item.split("=") for item in extra)}}
     band = Band(**{key: (_number if key in ("momentum", "lr") else _whole)(value)
-                   for key, value in given.items()})
+                   for key, value in given.items() if value is not None})
     whole = all(0 < x < MOST for x in (band.until_epoch, band.workers, band.n))
     if not (whole and 0 <= (band.momentum or 0) < 1 and 0 <= (band.lr or 0) < MOST):
         raise ValueError
