@@ -16,8 +16,8 @@ template <class Gradient>
 __device__ inline void norms(double* sums, const float* const* weights, const Gradient* gradient,
                              const Piece* pieces, int64 count, float scale) {
     for_my_pieces(pieces, count, [=](Piece piece, int64 p) {
-        const float* w = weights[piece.tensor] + piece.offset;
-        const Gradient* g = gradient + piece.start;
+        const float* w = part(weights[piece.tensor], piece.offset);
+        const Gradient* g = part(gradient, piece.start);
         double ww = 0, gg = 0;
         sweep<4>(of_block(), piece.length, [=, &ww, &gg](auto width, int64 i) {
             const auto x = load(width, w + i);

@@ -23,13 +23,13 @@ __device__ inline void scaled_copy(To* to, const From* from, int64 n, float scal
     extern "C" __global__ void pack_##flat_name##_##tensor_name(Flat* flat, \
             const Tensor* const* tensors, const Piece* pieces, int64 count, float scale) { \
         for_my_pieces(pieces, count, [=](Piece p, int64) { \
-            scaled_copy(flat + p.start, tensors[p.tensor] + p.offset, p.length, scale); \
+            scaled_copy(part(flat, p.start), part(tensors[p.tensor], p.offset), p.length, scale); \
         }); \
     } \
     extern "C" __global__ void pack_back_##tensor_name##_##flat_name(Tensor* const* tensors, \
             const Flat* flat, const Piece* pieces, int64 count, float scale) { \
         for_my_pieces(pieces, count, [=](Piece p, int64) { \
-            scaled_copy(tensors[p.tensor] + p.offset, flat + p.start, p.length, scale); \
+            scaled_copy(part(tensors[p.tensor], p.offset), part(flat, p.start), p.length, scale); \
         }); \
     }
 #define PACK_INTO(name, Flat) \

@@ -21,9 +21,9 @@ __device__ inline void update(float* const* weights, float* momenta, const Gradi
                               float carry, float momentum, int nesterov, float outside) {
     if (overflow && *overflow) return;
     for_my_pieces(pieces, count, [=](Piece piece, int64) {
-        float* ws = weights[piece.tensor] + piece.offset;
-        float* us = momenta + piece.start;
-        const Gradient* gs = gradient + piece.start;
+        float* ws = part(weights[piece.tensor], piece.offset);
+        float* us = part(momenta, piece.start);
+        const Gradient* gs = part(gradient, piece.start);
         const float beta = decay[piece.tensor];
         const float gain = ratio ? inside * ratio[piece.tensor] : inside;
         sweep<4>(of_block(), piece.length, [=](auto width, int64 i) {
