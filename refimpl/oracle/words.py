@@ -39,3 +39,57 @@ def narrow(x: np.ndarray, dtype: str) -> np.ndarray:
     """float64 values -> `dtype`, for values that float32 holds (bfloat16 goes through it)."""
     with np.errstate(all="ignore"):
         return to_bfloat16(x.astype(np.float32)) if dtype == "bfloat16" else x.astype(stored(dtype))
+
+
+def to_hex(x: np.ndarray, dtype: str) -> str:
+    """One word per element, the most significant digit first: 1.0 in float32 is 3f800000."""
+    size = stored(dtype)
+    return x.astype(size.newbyteorder(">")).tobytes().hex(" ", size.itemsize)
+
+
+def from_hex(text: str, dtype: str) -> np.ndarray:
+    """The inverse of to_hex; UsageError for what is not words of that dtype."""
+    size = stored(dtype)
+    try:
+        wrong = next((word for word in text.split() if len(word) != 2 * size.itemsize), None)
+        if wrong is None:
+            return np.frombuffer(bytes.fromhex(text), size.newbyteorder(">")).astype(size)
+    except ValueError as error:
+        wrong = str(error)
+    raise UsageError(f"{wrong[:40]!r}: {dtype} is written in words of {2 * size.itemsize} hex digits")
+
+
+def same(a: np.ndarray, b: np.ndarray, dtype: str, nan_bits: bool = False) -> np.ndarray:
+    """Per element: equal bits; any two NaN count as equal unless their bits are asked for."""
+    bits = f"u{stored(dtype).itemsize}"
+    equal = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
+    if nan_bits or dtype not in FLOATS:
+        return equal
+    with np.errstate(invalid="ignore"):  # a signalling NaN is converted here
+        return equal | np.isnan(wide(a, dtype)) & np.isnan(wide(b, dtype))
+
+
+def ulps(a: np.generic, b: np.generic, dtype: str) -> int:
+    """How many numbers of that dtype lie between a and b, plus one (0: the same bits; -0 is +0)."""
+    def position(x):
+        bits = int(np.asarray(x).view(f"u{stored(dtype).itemsize}"))
+        sign = 1 << 8 * stored(dtype).itemsize - 1
+        if dtype in FLOATS:
+            return -(bits - sign) if bits & sign else bits
+        return bits - 2 * (bits & sign)
+    return abs(position(a) - position(b))
+
+
+def bound(xs, dtype: str, wire: str | None = None, scaled: bool = False) -> np.ndarray:
+    """Largest error of any order of adding: ((1 + u)^(P - 1) - 1) * sum |x|, u the unit roundoff.
+
+    A 16-bit wire adds a rounding of its own unit per hop and one at the end, and what lies below
+    the smallest 16-bit number; a scale adds two roundings (of the factor and of the product).
+    """
+    unit = {name: 2.0 ** -bits for name, bits in PRECISION.items()}
+    growth = (len(xs) - 1) * np.log1p(unit[dtype]) + 2 * scaled * np.log1p(unit[dtype])
+    growth += len(xs) * np.log1p(unit[wire]) if wire else 0.0
+    lost = len(xs) * 2.0 ** -25 if "float16" in (wire, dtype) else 0.0
+    total = sum(np.abs(wide(x, dtype)) for x in xs)
+    tiny = len(xs) * 2.0 ** -53 * total  # what computing the bound itself may lose
+    return np.expm1(growth) * total + tiny + (lost if wire or scaled else 0.0)

@@ -1,0 +1,205 @@
+"""A case: P inputs, a level and what must come out; many of them in a JSON file."""
+import csv
+import dataclasses
+import hashlib
+import importlib.resources
+import json
+import math
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+import refimpl
+from refimpl.errors import UsageError
+from refimpl.oracle import families, spec
+from refimpl.oracle.words import FLOATS, from_hex, narrow, same, stored, to_hex, wide
+
+SCHEMA = "refimpl-allreduce-1"
+LEVELS = ("agree", "exact", "ordered", "bounded", "special")
+SCALES = ("sum", "loss/(kn)", "sum/k", "sum*(1/k)", "(x/k)sum")  # the first two: nothing to do
+INLINE, LARGEST, BLOCK = 1 << 16, 1 << 31, 1 << 20  # elements of all ranks; the last: of one
+PLACE = importlib.resources.files("refimpl.oracle") / "vectors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One allreduce. `inputs` is None for a large case: then family and seed make them."""
+    dtype: str
+    ranks: int
+    count: int
+    level: str
+    family: str = ""
+    seed: int = 0
+    order: str | None = None
+    wire: str | None = None
+    scale: str = "sum"
+    id: int = 1
+    flags: tuple[str, ...] = ()
+    comment: str = ""
+    inputs: list | None = None
+    expected: str | None = None  # hex words as in the file, or the digest
+
+    def __post_init__(self):
+        need(self.level in LEVELS, f"level {self.level!r}: use one of {', '.join(LEVELS)}")
+        need(self.scale in SCALES, f"scale {self.scale!r}: use one of {', '.join(SCALES)}")
+        need(_whole(self.ranks, 1, 65536), f"ranks {self.ranks!r}: use 1 to 65536")
+        need(_whole(self.count, 0, LARGEST // self.ranks),
+             f"count {self.count!r}: use 0 to {LARGEST // self.ranks} with {self.ranks} ranks")
+        need(_whole(self.seed, 0, 2 ** 63), f"seed {self.seed!r}: use 0 to 2^63")
+        need(self.inputs or self.level == "exact" or self.ranks * self.count <= INLINE,
+             f"level {self.level}: {self.ranks} x {self.count} elements are too many; use exact")
+        need(self.level != "ordered" or self.order, "level ordered: say in which order (--order)")
+        need(self.dtype in FLOATS or self.level in ("agree", "exact", "ordered")
+             and self.scale in SCALES[:2], f"{self.level}, {self.scale}: not for {self.dtype}")
+        need(self.scale != "(x/k)sum" or self.level != "exact",
+             "(x/k)sum rounds before adding: use level ordered or bounded")
+        need(not self.wire or self.level in ("agree", "ordered", "bounded"),
+             f"level {self.level} with wire {self.wire}: use agree, ordered or bounded")
+        stored(self.dtype)
+
+    def input(self, rank: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """What `rank` brings, as a new array."""
+        stop = self.count if stop is None else stop
+        if self.inputs is not None:
+            return self.inputs[rank][start:stop].copy()
+        return families.values(self.family, self.dtype, self.ranks, self.seed, rank, start, stop)
+
+    def want(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """What every rank must end with (bounded: the exact sum, rounded once)."""
+        if self.level in ("ordered", "special"):
+            return self._scaled(spec.by_order(self.order or "ring", self.addends(), self.wire,
+                                              self.dtype))[start:stop]
+        if self.level in ("exact", "agree"):  # no partial sum rounds
+            total = wide(self.input(0, start, stop), self.dtype)
+            for rank in range(1, self.ranks):
+                total += wide(self.input(rank, start, stop), self.dtype)
+            return self._scaled(narrow(total, self.dtype) if self.dtype in FLOATS else total)
+        return narrow(self.nearest(), self.dtype)[start:stop]
+
+    def nearest(self) -> np.ndarray:
+        """The sum rounded once to float64, then scaled there."""
+        columns = zip(*(wide(self.input(rank), self.dtype).tolist() for rank in range(self.ranks)))
+        return np.array([math.fsum(c) for c in columns]) / (self.ranks if self.mean else 1)
+
+    @property
+    def mean(self) -> bool:
+        return self.scale in SCALES[2:]
+
+    def addends(self) -> list[np.ndarray]:
+        xs = [self.input(rank) for rank in range(self.ranks)]
+        if self.scale == "(x/k)sum":
+            xs = [narrow(wide(x, self.dtype) / self.ranks, self.dtype) for x in xs]
+        return xs
+
+    def _scaled(self, total: np.ndarray) -> np.ndarray:
+        """sum/k divides; sum*(1/k) multiplies by 1/k rounded to float32 (float64: to float64)."""
+        if self.scale not in ("sum/k", "sum*(1/k)"):
+            return total
+        factor = 1 / self.ranks if self.dtype == "float64" else float(np.float32(1 / self.ranks))
+        total = wide(total, self.dtype)
+        scaled = total / self.ranks if self.scale == "sum/k" else total * factor
+        return narrow(scaled, self.dtype)
+
+    def blocks(self) -> Iterable[np.ndarray]:
+        """What must come out, in pieces."""
+        for start in range(0, self.count, BLOCK):
+            yield self.want(start, min(start + BLOCK, self.count))
+
+
+def digest(blocks: Iterable[np.ndarray] | np.ndarray) -> str:
+    """SHA-256 of the little-endian bytes, of one array or of pieces."""
+    sha = hashlib.sha256()
+    for block in [blocks] if isinstance(blocks, np.ndarray) else blocks:
+        sha.update(np.ascontiguousarray(block, block.dtype.newbyteorder("<")))
+    return sha.hexdigest()
+
+
+def need(condition: object, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
+
+
+def _whole(x: object, low: int, high: int) -> bool:
+    return type(x) is int and low <= x <= high
+
+
+SHARED = ("op", "dtype", "ranks", "level", "scale", "order", "wire")  # what a group's cases share
+
+
+def dump(cases: Iterable[Case], notes: dict | None = None) -> str:
+    """The JSON text of these cases: `out` is computed here and nowhere else."""
+    cases, groups = list(cases), {}
+    for case in cases:
+        common = {key: getattr(case, key, "sum") for key in SHARED}
+        test = {"id": case.id, "flags": list(case.flags), "comment": case.comment}
+        if case.ranks * case.count <= INLINE:
+            inputs = [to_hex(case.input(rank), case.dtype) for rank in range(case.ranks)]
+            test |= {"in": inputs}
+            if case.level != "agree":
+                test |= {"out": to_hex(case.want(), case.dtype)}
+        else:
+            test |= {key: getattr(case, key) for key in ("family", "seed", "count")}
+            test |= {"sha256": digest(case.blocks())}
+        groups.setdefault(json.dumps(common), {k: v for k, v in common.items() if v} | {
+            "tests": []})["tests"].append(test)
+    flags = sorted({flag for case in cases for flag in case.flags})
+    return json.dumps({"schema": SCHEMA, "generator": f"refimpl {refimpl.__version__}",
+                       "cases": len(cases), "notes": {f: (notes or {}).get(f) for f in flags},
+                       "groups": list(groups.values())}, indent=1) + "\n"
+
+
+def load(path: str | os.PathLike) -> list[Case]:
+    """The cases of a JSON file; UsageError if it is not sound, or expects what is not so."""
+    try:
+        need(os.path.getsize(path) <= 1 << 26, "larger than 64 MiB")
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+        need(isinstance(data, dict) and data.get("schema") == SCHEMA, f"schema is not {SCHEMA}")
+        cases = [_case(group, test) for group in data["groups"] for test in group["tests"]]
+        need(cases and data["cases"] == len(cases) == len({case.id for case in cases}),
+             f"{len(cases)} cases with ids of their own, but `cases` says {data['cases']!r}")
+        return cases
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"missing {error}" if isinstance(error, KeyError) else str(error)[:200]
+        raise UsageError(f"{path}: {what}") from None
+
+
+def _case(group: dict, test: dict) -> Case:
+    """One test of a file, checked against what its inputs give."""
+    need(group["op"] == "sum", f"op {str(group['op'])[:20]!r}: only sum")
+    common = {key: group[key] for key in SHARED[1:] if key in group}
+    common |= {"id": test["id"], "flags": tuple(test["flags"]), "comment": test["comment"]}
+    need(_whole(test["id"], 0, 2 ** 31), f"id {str(test['id'])[:20]!r}: use a number")
+    if "in" not in test:
+        recipe = {key: test[key] for key in ("family", "seed", "count")}
+        case = Case(**common, **recipe, expected=test["sha256"])
+        case.input(0, 0, 0)
+        return case
+    inputs = [from_hex(words, group["dtype"]) for words in test["in"]]
+    need(len(inputs) == group["ranks"] and len({len(x) for x in inputs}) == 1,
+         f"case {test['id']}: `in` needs {group['ranks']} lines of equal length")
+    case = Case(**common, count=len(inputs[0]), inputs=inputs, expected=test.get("out"))
+    if case.level != "agree":
+        out, want = from_hex(test["out"], case.dtype), case.want()
+        need(len(out) == len(want) and same(out, want, case.dtype).all(),
+             f"case {case.id}: `out` is not what its inputs give; was the file edited?")
+    return case
+
+
+def suite(name: str) -> list[Case]:
+    """The committed cases of one file, from the table; ids never change their meaning."""
+    cases = []
+    with (PLACE / "table.csv").open(newline="") as table:
+        for row in csv.DictReader(table):
+            if row.pop("file") == name:
+                flags = tuple(row.pop("flags").split())
+                numbers = {key: int(row.pop(key)) for key in ("id", "ranks", "count", "seed")}
+                cases.append(Case(**numbers, flags=flags, **{k: v for k, v in row.items() if v}))
+    need(cases, f"no vectors {name!r}")
+    return cases
+
+
+def notes() -> dict:
+    """Flag -> which bug its cases catch."""
+    return json.loads((PLACE / "notes.json").read_text())

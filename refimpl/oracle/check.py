@@ -1,0 +1,191 @@
+"""Compare results with what must come out, and say where they part."""
+import collections
+import os
+import re
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from refimpl.errors import UsageError
+from refimpl.oracle.cases import BLOCK, Case, digest, need
+from refimpl.oracle.families import census_width
+from refimpl.oracle.spec import chunk
+from refimpl.oracle.words import FLOATS, bound, from_hex, same, stored, to_hex, ulps, wide
+
+
+class Verdict(NamedTuple):
+    """`wrong` elements over all ranks; a line for each of the first of them, then remarks."""
+    case: Case
+    wrong: int
+    lines: list[str]
+
+
+def examine(case: Case, got: Sequence, most: int = 20, nan_bits: bool = False) -> Verdict:
+    """Hold got[rank] against the case's level; every level demands that the ranks agree."""
+    wrong, lines, recipe = 0, [], case.inputs is None and case.expected
+    if recipe and all(digest(x) == case.expected for x in got):
+        return Verdict(case, 0, [])
+    for start in range(0, case.count, BLOCK):
+        stop = min(start + BLOCK, case.count)
+        first, want = np.asarray(got[0][start:stop]), case.want(start, stop)
+        for rank in range(case.ranks):
+            mine = np.asarray(got[rank][start:stop])
+            right = same(mine, first, case.dtype, nan_bits)
+            if case.level == "bounded":
+                right &= _near(case, mine)
+            elif case.level != "agree":
+                right = same(mine, want, case.dtype, nan_bits)
+            bad = np.flatnonzero(~right)
+            wrong += len(bad)
+            for i in bad[:max(0, most - len(lines))]:
+                there = first if case.level == "agree" else want
+                lines.append(f"case {case.id} rank {rank} {where(case, start + i)} "
+                             f"got {to_hex(mine[i:i + 1], case.dtype)} "
+                             f"want {to_hex(there[i:i + 1], case.dtype)} "
+                             f"ulps {ulps(mine[i], there[i], case.dtype)}")
+    need(wrong or not recipe, f"case {case.id}: its sha256 is not what its recipe gives")
+    if wrong and case.level == "ordered" and case.dtype in FLOATS and all(
+            same(got[0], x, case.dtype).all() and _near(case, x).all() for x in got):
+        lines.append(f"case {case.id} is within the bound of any order: right, but not added as "
+                     f"{case.order} says; `identify` tells the order")
+    return Verdict(case, wrong, lines)
+
+
+def _near(case: Case, mine: np.ndarray) -> np.ndarray:
+    xs = [case.input(rank) for rank in range(case.ranks)]
+    limit = bound(xs, case.dtype, case.wire, case.mean) / (case.ranks if case.mean else 1)
+    with np.errstate(invalid="ignore"):
+        return np.abs(wide(mine, case.dtype) - case.nearest()) <= limit
+
+
+def where(case: Case, e: int) -> str:
+    """Element, its chunk and the rank that finishes it, in the case's order (none: as in a ring)."""
+    def part(n: int, parts: int, i: int) -> int:
+        return next(c for c in range(parts) if i < chunk(n, parts, c).stop)
+    order, n, ranks = case.order or "ring", case.count, case.ranks
+    if order == "ring":
+        c = part(n, ranks, e)
+        return f"element {e} chunk {c} owner {(c - 1) % ranks}"
+    if match := re.fullmatch(r"torus:(\d+)x(\d+)", order):
+        rows, columns = int(match[1]), int(match[2])
+        j = part(n, columns, e)
+        here = chunk(n, columns, j)
+        i = part(here.stop - here.start, rows, e - here.start)
+        owner = (i - 1) % rows * columns + (j - 1) % columns
+        return f"element {e} chunk {j}.{i} owner {owner}"
+    if order == "halving_doubling":
+        owner, here = 0, range(n)
+        for step in range(ranks.bit_length() - 1):
+            half = part(len(here), 2, e - here.start)
+            owner, here = owner | half << step, here[chunk(len(here), 2, half)]
+        return f"element {e} chunk {owner} owner {owner}"
+    return f"element {e} chunk - owner -"
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """The last line of a report: how many passed, and how many met which level."""
+    passed = [v.case for v in verdicts if not v.wrong]
+    levels = collections.Counter(f"ordered ({c.order})" if c.level == "ordered" else c.level
+                                 for c in passed if c.level != "agree")
+    met = ", ".join(f"{name} {n}" for name, n in [("agree", len(passed)), *levels.items()])
+    return f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"
+
+
+def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
+    """One line of hex words per rank and case, in the file's order (# starts a comment, an empty
+    line is an empty buffer); or .npy files, named with {rank} (and {case}) in the path."""
+    if "{rank}" in path:
+        return [[_npy(case, named(path, case, rank)) for rank in range(case.ranks)]
+                for case in cases]
+    try:
+        need(os.path.getsize(path) <= 1 << 28, "larger than 256 MiB; use .npy")
+        with open(path, encoding="ascii") as file:
+            lines = [line for line in file.read().splitlines() if not line.startswith("#")]
+        ranks = sum(case.ranks for case in cases)
+        need(len(lines) == ranks, f"{len(lines)} lines; one per rank and case makes {ranks}")
+        return [[_sized(case, from_hex(lines.pop(0), case.dtype)) for _ in range(case.ranks)]
+                for case in cases]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def named(path: str, case: Case, rank: int) -> str:
+    return path.replace("{case}", str(case.id)).replace("{rank}", str(rank))
+
+
+def _npy(case: Case, path: str) -> np.ndarray:
+    try:
+        return _sized(case, np.load(path, mmap_mode="r" if case.count else None))
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise UsageError(f"{path}: {str(error)[:200]}") from None
+
+
+def _sized(case: Case, x: np.ndarray) -> np.ndarray:
+    need(x.dtype == stored(case.dtype) and x.shape == (case.count,),
+         f"case {case.id}: {x.dtype} of shape {x.shape}; needs {case.dtype} "
+         f"({stored(case.dtype)}) of shape ({case.count},)")
+    return x
+
+
+def make(ranks: int, level: str = "exact", dtype: str = "float32", order: str | None = None,
+         wire: str | None = None, scale: str = "sum", seed: int = 0) -> list[Case]:
+    """Cases of that level for so many ranks: awkward lengths, and inputs that can see."""
+    common = dict(ranks=ranks, level=level, dtype=dtype, order=order, wire=wire, scale=scale)
+    if level == "exact" or dtype not in FLOATS:
+        families = [("exact", seed)]
+    else:
+        families = [("special", seed)] if level == "special" else [("spread", seed), ("cancel", seed)]
+    counts = sorted({0, 1, ranks - 1, ranks, ranks + 1, 13, 1009})
+    made = [(family, start, n) for family, start in families for n in counts]
+    if level == "exact":
+        made += [("census", i, ranks + 1) for i in range(-(-ranks // census_width(dtype)))]
+    return [Case(**common, family=family, seed=start, count=n, id=i + 1)
+            for i, (family, start, n) in enumerate(made)]
+
+
+def check(f: Callable, comm, level: str = "exact", dtype: str = "float32", **options) -> str:
+    """Run f(buffer, comm), in place or returning the sum, over `comm`; the same report on all ranks.
+
+    options: order, wire, scale, seed, or `cases` to replace what these make.
+    Raises AssertionError with the report if any case fails, and UsageError if f cannot take one.
+    """
+    cases = options.pop("cases", None) or make(comm.Get_size(), level, dtype, **options)
+    report, verdicts = "", [attempt(f, comm, case) for case in cases]
+    report = "\n".join([line for v in verdicts for line in v.lines][:20] + [summary(verdicts)])
+    if any(v.wrong for v in verdicts):
+        raise AssertionError(report)
+    return report
+
+
+def attempt(f: Callable, comm, case: Case) -> Verdict:
+    """One case, called twice: the second call must give the same bits."""
+    need(case.ranks == comm.Get_size(), f"case {case.id} is for {case.ranks} ranks: mpirun -np")
+    got, again = call(f, comm, case), call(f, comm, case)
+    verdict = examine(case, got)
+    for rank in range(case.ranks):
+        if not verdict.wrong and not same(got[rank], again[rank], case.dtype).all():
+            text = f"case {case.id} rank {rank}: a second call gives other bits"
+            verdict = Verdict(case, 1, [text])
+    return verdict
+
+
+def call(f: Callable, comm, case: Case, patience: float = 10) -> list[np.ndarray]:
+    """What every rank holds after f; an exception on some ranks only ends the job."""
+    buffer, failure = case.input(comm.Get_rank()), ""
+    try:
+        out = f(buffer, comm)
+        out = np.array(buffer if out is None else out)
+    except Exception as error:
+        out, failure = None, f"{type(error).__name__}: {str(error)[:300]}"
+        trace = traceback.format_exc()
+        timer = threading.Timer(patience, lambda: (print(trace, flush=True), comm.Abort(2)))
+        timer.start()
+    results = comm.allgather((out, failure))
+    if failure:
+        timer.cancel()
+    for rank, (_, failure) in enumerate(results):
+        need(not failure, f"rank {rank} raised {failure}")
+    return [_sized(case, out) for out, _ in results]

@@ -1,0 +1,146 @@
+"""Say in words what a wrong result looks like: recognised faults, each tested by planting it."""
+from collections.abc import Sequence
+from itertools import combinations, groupby
+
+import numpy as np
+
+from refimpl.oracle import spec
+from refimpl.oracle.cases import Case
+from refimpl.oracle.families import census_width, values
+from refimpl.oracle.identify import known
+from refimpl.oracle.words import FLOATS, from_bfloat16, narrow, same, stored, to_bfloat16, wide
+
+
+def explain(case: Case, got: Sequence[np.ndarray], before: np.ndarray | None = None) -> list[str]:
+    """Lines for one small case; `before` is what the previous case had to give, if it fits."""
+    want = case.want()
+    wrong = [r for r in range(case.ranks) if not same(got[r], want, case.dtype).all()]
+    if not wrong:
+        return ["right, bit for bit, on every rank"]
+    lines = []
+    if any(not same(got[r], got[0], case.dtype).all() for r in wrong) or len(wrong) < case.ranks:
+        lines.append(f"the ranks disagree: wrong on {_names(wrong)}, right on "
+                     f"{_names([r for r in range(case.ranks) if r not in wrong])}")
+    for _, ranks in groupby(sorted(wrong, key=lambda r: got[r].tobytes()), lambda r: got[r].tobytes()):
+        ranks = sorted(ranks)
+        found = _whole(case, got[ranks[0]], want, ranks[0], before) or _pieces(
+            case, got[ranks[0]], want, ranks[0]) or ["wrong in no way known here"]
+        lines += [f"{_names(ranks)}: {text}" for text in found]
+    if len(wrong) < case.ranks and all("untouched" in line or "a partial sum, of" in line
+                                       for line in lines[1:]):
+        lines.append("so the all-gather was cut short: finished sums did not reach these ranks")
+    return lines
+
+
+def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) -> list[str]:
+    """Faults that explain the whole buffer at once."""
+    xs, dtype, k = [case.input(r) for r in range(case.ranks)], case.dtype, case.ranks
+    guesses = {"its own input, untouched": xs[rank], "nothing but zeros": np.zeros_like(want)}
+    if before is not None and before.shape == want.shape and before.dtype == want.dtype:
+        guesses["the result of the case before: a stale buffer"] = before
+    for order, text in known(k).items() if k > 1 and dtype in FLOATS else ():
+        guesses |= {f"right in another order: {text}": spec.by_order(order, xs, dtype=dtype)}
+        for wire in ("float16", "bfloat16") if dtype == "float32" and "+" not in order else ():
+            guesses[f"{wire} on the wire ({order})"] = spec.by_order(order, xs, wire)
+    if dtype in FLOATS:
+        total, shares = wide(want, dtype), [narrow(wide(x, dtype) / k, dtype) for x in xs]
+        guesses |= {f"the mean instead of the sum ({how})": value for how, value in {
+            "sum/k": narrow(total / k, dtype), "sum*(1/k)": narrow(total * np.float32(1 / k), dtype),
+            "(x/k)sum": spec.ring(shares, dtype=dtype)}.items()}
+    if dtype == "bfloat16":
+        octets = sum(x.view(np.uint8) for x in xs)
+        guesses |= {"bfloat16 added byte by byte, as integers": octets.view(np.uint16),
+                    "bfloat16 added as 16-bit integers": sum(xs)}
+    found = [text for text, guess in guesses.items() if same(mine, guess, dtype).all()]
+    if not found and dtype == "float32":  # 16 bits in an order not known here
+        for wire, there in (("float16", lambda x: x.astype(np.float16).astype(np.float32)),
+                            ("bfloat16", lambda x: from_bfloat16(to_bfloat16(x)))):
+            if same(mine, there(mine), dtype).all() and not same(want, there(want), dtype).all():
+                found.append(f"{wire} on the wire: every value fits into 16 bits")
+    return found[:4]
+
+
+def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, rank: int) -> list[str]:
+    """Faults of a range of elements: order within the buffer, or which ranks were added."""
+    n, right = case.count, same(mine, want, case.dtype)
+    first = int(np.flatnonzero(~right)[0])
+    own = case.input(rank)
+    if first and not right[first:].any() and n - first <= max(1, n % case.ranks) and (
+            same(mine, own, case.dtype)[first:].all() or not mine[first:].any()):
+        return [f"the tail was dropped: elements {first}-{n - 1} were never summed"]
+    parts = [spec.chunk(n, case.ranks, c) for c in range(case.ranks)]
+    moved = []
+    for c, part in enumerate(parts):
+        if right[part].all():
+            continue
+        if same(mine[part], want[part][::-1], case.dtype).all():
+            moved.append(f"chunk {c} is reversed")
+        moved += [f"chunk {c} holds what belongs into chunk {d}: chunks swapped"
+                  for d, other in enumerate(parts) if d != c and mine[part].size
+                  and mine[part].shape == want[other].shape
+                  and same(mine[part], want[other], case.dtype).all()][:1]
+    return moved or _counted(case, mine, rank, right)
+
+
+def _counted(case: Case, mine: np.ndarray, rank: int, right: np.ndarray) -> list[str]:
+    """Which ranks were added, how often, where."""
+    counts = _counts(case, mine)
+    runs = [(key, [e for e, _ in run]) for key, run in groupby(
+        enumerate(counts), lambda pair: pair[1])]
+    lines, lost = [], set()
+    for key, elements in runs:
+        text = _contributions(key, case.ranks, rank)
+        if text:
+            c = [c for c in range(case.ranks) for part in [spec.chunk(case.count, case.ranks, c)]
+                 if part.start < elements[-1] + 1 and elements[0] < part.stop]
+            lines.append(f"elements {elements[0]}-{elements[-1]} (chunk "
+                         f"{', '.join(map(str, c))}): {text}")
+            lost.add(tuple(r for r, times in enumerate(key or ()) if not times))
+    if len(lost) == len(lines) > 1 and all(len(ranks) == 1 for ranks in lost):
+        lines.append("every chunk lacks another rank: a round is missing")
+    elif len(lines) == 1 and not right.all() and right.any() and any(lost):
+        lines.append("in one chunk only: a partial sum was overwritten there instead of added to")
+    return lines
+
+
+def _counts(case: Case, mine: np.ndarray) -> list[tuple[int, ...] | None]:
+    """How often each rank is in each element: read in octal (census), else by trial."""
+    ranks, width = case.ranks, census_width(case.dtype)
+    xs = [wide(case.input(r), case.dtype) for r in range(ranks)]
+    if ranks <= width and all((x == 8 ** r).all() for r, x in enumerate(xs)):
+        return [tuple(int(v) >> 3 * r & 7 for r in range(ranks)) if 0 <= v < 8 ** ranks and v % 1 == 0
+                else None for v in wide(mine, case.dtype).tolist()]
+    ones = np.ones(ranks, np.int64)
+    unit = np.eye(ranks, dtype=np.int64)
+    trials = [ones, *(ones - u for u in unit), *(ones + u for u in unit),
+              *(ones + a - b for a in unit for b in unit if a is not b),
+              *(np.roll(np.arange(ranks) < size, start).astype(np.int64)
+                for size in range(1, ranks - 1) for start in range(ranks))]
+    found = [None] * case.count
+    for trial in reversed(trials):
+        total = sum(int(times) * x for times, x in zip(trial, xs))
+        for e in np.flatnonzero(total == wide(mine, case.dtype)):
+            found[e] = tuple(trial.tolist())
+    return found
+
+
+def _contributions(key: tuple[int, ...] | None, ranks: int, rank: int) -> str:
+    if key is None:
+        return "not a sum of the inputs"
+    if key == (1,) * ranks:
+        return ""
+    if sum(key) == key[rank] == 1:
+        return "its own input, untouched"
+    lost = [r for r, times in enumerate(key) if times == 0]
+    said = [f"rank {r} added {times} times" for r, times in enumerate(key) if times > 1]
+    if len(lost) > 1 and not said:
+        return f"a partial sum, of {_names([r for r in range(ranks) if key[r]])} only"
+    return ", ".join(said + [f"rank {r} never added" for r in lost])
+
+
+def _names(ranks: list[int]) -> str:
+    """rank 3; ranks 0-2, 5; no rank."""
+    starts = [r for r in ranks if r - 1 not in ranks]
+    ends = [r for r in ranks if r + 1 not in ranks]
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends))
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}" if ranks else "no rank"

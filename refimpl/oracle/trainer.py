@@ -1,0 +1,119 @@
+"""Two training runs: the first step, and the first thing in it, where they part."""
+import json
+import math
+import os
+import zipfile
+
+import numpy as np
+
+from refimpl.errors import UsageError
+from refimpl.oracle.cases import need
+
+CAUSES = {"samples": "the data: other samples, or in another order", "lr": "the learning rate",
+          "loss": "the forward pass: same samples, same weights before, another loss",
+          "gradient": "the gradient: backward pass, sum or scale",
+          "weights": "the update: same gradient and learning rate, other weights after"}
+STATE = (("images", "the data"), ("labels", "the data"), ("loss", "the forward pass"),
+         ("gradient_local/", "the backward pass, before any sum"),
+         ("gradient_sum/", "the sum or its scale"), ("weights_after/", "the update"))
+TOLERANCE = 2e-6  # of the largest value of a tensor: ten times what N x n against 1 x Nn showed
+
+
+def read_trace(path: str) -> dict[int, dict]:
+    """step -> its record, from JSON lines; UsageError for what is not a trace."""
+    try:
+        need(os.path.getsize(path) <= 1 << 28, "larger than 256 MiB")
+        with open(path, encoding="utf-8") as file:
+            records = [json.loads(line) for line in file if line.strip()]
+        for record in records:
+            record["loss"] = float.fromhex(record["loss"])
+            record["lr"] = float.fromhex(record["lr"])
+            need(type(record["step"]) is int, f"step {str(record['step'])[:20]!r} is not a number")
+            need(all(isinstance(record[key], str) for key in ("gradient", "weights", "samples")),
+                 f"step {record['step']}: digests are strings")
+        steps = {record["step"]: record for record in records}
+        need(steps and len(steps) == len(records), "no steps, or a step twice")
+        return steps
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        what = f"missing {error}" if isinstance(error, KeyError) else str(error)[:200]
+        raise UsageError(f"{path}: {what}") from None
+
+
+def diff(ours: str, theirs: str) -> tuple[int, list[str]]:
+    """Exit code and lines: 0 where all common steps have the same bits (level T1)."""
+    a, b = read_trace(ours), read_trace(theirs)
+    common = sorted(a.keys() & b.keys())
+    need(common, f"{ours} and {theirs} have no step in common")
+    refuse_batch_norm(a[common[0]], b[common[0]])
+    for step in common:
+        for key, cause in CAUSES.items():
+            if a[step][key] != b[step][key]:
+                return 1, [f"step {step}: {key} parts first: {a[step][key]} against {b[step][key]}",
+                           f"look at {cause}"]
+    lines = [f"{len(common)} steps, {common[0]} to {common[-1]}, with the same bits (T1)"]
+    if a.keys() != b.keys():
+        lines.append(f"not compared: {len(a.keys() ^ b.keys())} steps that only one of them has")
+    return 0, lines
+
+
+def band(mine: str, references: list[str]) -> tuple[int, list[str]]:
+    """Level T3: is the loss where that of at least five other seeds is? At most 5 % of the steps
+    may lie outside the mean -+ 4 standard deviations of a new run."""
+    need(len(references) >= 5, f"a band needs at least 5 seeds, not {len(references)}")
+    run, seeds = read_trace(mine), [read_trace(path) for path in references]
+    steps = sorted(set(run).intersection(*seeds))
+    need(steps, "the traces have no step in common")
+    loss = np.array([[seed[step]["loss"] for step in steps] for seed in seeds])
+    width = 4 * loss.std(0, ddof=1) * math.sqrt(1 + 1 / len(seeds))
+    off = np.abs(np.array([run[step]["loss"] for step in steps]) - loss.mean(0))
+    outside = [step for step, far in zip(steps, ~(off <= width)) if far]
+    text = f"{len(outside)} of {len(steps)} steps outside the band of {len(seeds)} seeds (T3)"
+    return int(len(outside) > len(steps) / 20), [text, *(f"first: step {s}" for s in outside[:1])]
+
+
+def state(ours: str, theirs: str) -> tuple[int, list[str]]:
+    """Exit code and lines for two .npz of one step: same bits (T1), within TOLERANCE (T2) or not."""
+    a, b = _npz(ours), _npz(theirs)
+    need(a.keys() == b.keys(), f"only one of the files has {sorted(a.keys() ^ b.keys())[:5]}")
+    refuse_batch_norm(a, b)
+    equal, lines = True, []
+    for prefix, cause in STATE:
+        for key in (key for key in a if key == prefix or prefix[-1] == "/" and key.startswith(prefix)):
+            need(a[key].shape == b[key].shape and a[key].dtype == b[key].dtype,
+                 f"{key}: {a[key].dtype} {a[key].shape} against {b[key].dtype} {b[key].shape}")
+            equal &= a[key].tobytes() == b[key].tobytes()
+            x, y = (v[key].astype(np.float64) for v in (a, b))
+            off = float(np.max(np.abs(x - y), initial=0))
+            scale = float(np.max(np.abs(x), initial=0))
+            if not off <= TOLERANCE * scale:
+                lines.append(f"{key}: off by {off:.3g}, largest value {scale:.3g}")
+        if lines:
+            return 1, [*lines[:20], f"first apart here: look at {cause}"]
+    return 0, ["the same bits (T1)" if equal else f"within {TOLERANCE:g} of each tensor's size (T2)"]
+
+
+def refuse_batch_norm(a: dict, b: dict) -> None:
+    """Statistics are per worker (Goyal, section 2.3): another n is another function, not a bug."""
+    if bool(a.get("batch_norm")) and "n" in a and "n" in b:
+        need(int(a["n"]) == int(b["n"]), f"batch norm over n = {a['n']} and n = {b['n']} samples per "
+             "worker: different functions by design; compare equal n, or a model without batch norm")
+
+
+def _npz(path: str) -> dict[str, np.ndarray]:
+    """All tensors; sizes are read before anything is allocated."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                need(info.file_size <= 1 << 28, f"{info.filename} is larger than 256 MiB")
+                with archive.open(info) as file:
+                    version = np.lib.format.read_magic(file)
+                    read = {(1, 0): np.lib.format.read_array_header_1_0,
+                            (2, 0): np.lib.format.read_array_header_2_0}[version]
+                    shape, _, dtype = read(file)
+                    need(math.prod(shape) * dtype.itemsize <= info.file_size,
+                         f"{info.filename} has fewer bytes than its shape {shape} needs")
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError,
+            SyntaxError) as error:
+        raise UsageError(f"{path}: {type(error).__name__}: {str(error)[:200]}") from None
