@@ -1,0 +1,150 @@
+"""The trainer as its users start it: what it leaves behind, how it refuses, how it fails."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tests.mpi import ROOT, flavours, mpirun
+from tests.pictures import SMALL, make_zip
+
+MPIS = list(flavours())
+TRAIN = ("-m", "refimpl.train")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_zip(tmp_path_factory.mktemp("data") / "data.zip")
+
+
+def small(data, out, *more: str) -> tuple[str, ...]:
+    return (*TRAIN, *SMALL, "--data", str(data), "--out", str(out), "--workers", "3", "--n", "2",
+            "--epochs", "2", "--warmup-epochs", "1", *more)
+
+
+def alone(*command: str, timeout=60) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True,
+                          timeout=timeout)
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_run_leaves_its_log_picture_and_checkpoint(mpi, data, tmp_path):
+    job = mpirun(mpi, 2, *small(data, tmp_path))
+    assert job.returncode == 0, job.stderr
+    (folder,) = tmp_path.iterdir()
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    start, *epochs = lines
+    assert start["settings"]["workers"] == 3 and start["total_steps"] == 2 * (36 // 6)
+    assert start["machine"]["ranks"] == 2 and start["machine"]["threads"] == 1
+    assert [e["epoch"] for e in epochs] == [1, 2] and epochs[-1]["val_total"] == 12
+    assert all(e["val_top1"] == e["val_correct"] / 12 for e in epochs)
+    assert (folder / "curves.png").stat().st_size > 10_000
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == 12 and saved["classes"] == ["class0", "class1", "class2"]
+    assert {"conv1.weight", "bn1.running_var", "layer1.0.downsample.0.weight", "fc.bias"} <= set(
+        saved["state_dict"])
+    assert "val top-1" in job.stdout and job.stdout.count("epoch   1") == 1
+    assert "step" in job.stderr  # the progress bar
+
+
+def test_without_a_launcher_it_runs_as_one_rank(data, tmp_path):
+    job = alone(*small(data, tmp_path, "--max-steps", "2"))
+    assert job.returncode == 0 and "1 rank" in job.stdout, job.stderr
+
+
+BAD = [
+    (("--workes", "3"), "did you mean --workers"),
+    (("--recipe", "goyal_8"), "did you mean goyal_8k"),
+    (("--data", "/does/not/exist"), "/does/not/exist"),
+    (("--n", "40"), "36 training images"),
+    (("--grid", "3x3"), "choose one of"),
+    (("--workers", "1"), "2 ranks for 1 workers"),
+    (("--base-lr", "quick"), "expected a number"),
+    (("--sum", "exact", "--wire", "float16"), "cannot go with"),
+    (("--resume", "auto"), "start without it")]
+
+
+@pytest.mark.parametrize("wrong,told", BAD, ids=[bad[0][0] for bad in BAD])
+def test_bad_input_is_one_line_with_the_cure_and_code_2_on_every_rank(wrong, told, data, tmp_path):
+    for mpi in MPIS if "--grid" in wrong else MPIS[:1]:
+        job = mpirun(mpi, 2, *small(data, tmp_path, *wrong))
+        ours = [line for line in job.stderr.splitlines() if line.startswith("refimpl.train:")]
+        assert job.returncode == 2 and len(ours) == 1 and told in ours[0], job.stderr
+        assert "Traceback" not in job.stderr
+
+
+def test_a_class_in_val_that_train_lacks_is_refused(tmp_path):
+    import zipfile
+    from tests.pictures import jpeg
+    make_zip(tmp_path / "data.zip")
+    with zipfile.ZipFile(tmp_path / "data.zip", "a") as archive:
+        archive.writestr("val/stranger/1.jpg", jpeg(1, 1))
+    job = mpirun(MPIS[0], 2, *small(tmp_path / "data.zip", tmp_path))
+    assert job.returncode == 2 and "stranger" in job.stderr and "Traceback" not in job.stderr
+
+
+RAISING = """
+import sys, refimpl.run, refimpl.train
+right = refimpl.run.Run.next_batch
+def wrong(run):
+    if run.comm.rank == run.comm.size - 1 and run.step == 3:
+        raise RuntimeError("planted on one rank")
+    return right(run)
+refimpl.run.Run.next_batch = wrong
+sys.exit(refimpl.train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpi, data, tmp_path):
+    job = mpirun(mpi, 3, "-c", RAISING, *small(data, tmp_path)[2:], timeout=60)
+    assert job.returncode == 1, (job.returncode, job.stderr)
+    assert "rank 2 of 3 failed" in job.stderr and "planted on one rank" in job.stderr
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks_with_code_1(data, tmp_path):
+    job = mpirun(MPIS[0], 2, *small(data, tmp_path, "--base-lr", "1e30", "--warmup", "none"))
+    assert job.returncode == 1 and "lower --base-lr" in job.stderr
+    assert "Traceback" not in job.stderr
+
+
+def weights(folder) -> dict:
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
+
+
+def comparable(folder) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in line.items() if k != "times"} for line in lines[1:]]
+    return kept
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_run_killed_between_steps_and_resumed_equals_the_whole_run(mpi, data, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert mpirun(mpi, 2, *small(data, whole)).returncode == 0
+    assert mpirun(mpi, 2, *small(data, cut, "--max-steps", "4", "--save-steps", "2")).returncode == 0
+    job = mpirun(mpi, 2, *small(data, cut, "--resume", "auto"))
+    assert job.returncode == 0, job.stderr
+    (a,), (b,) = whole.iterdir(), cut.iterdir()
+    assert weights(a)["digest"] == weights(b)["digest"] and weights(b)["step"] == 12
+
+
+def test_sigusr1_saves_at_a_step_boundary_and_exits_75(data, tmp_path):
+    command = [*flavours()[MPIS[0]][0], "-np", "2", sys.executable,
+               *small(data, tmp_path, "--epochs", "5000", "--eval-every", "0")]
+    job = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **flavours()[MPIS[0]][1],
+                                                   "PYTHONPATH": str(ROOT)},
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not list(tmp_path.glob("*/checkpoint.pt")):
+            time.sleep(0.2)
+        job.send_signal(signal.SIGUSR1)
+        out, err = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 75 and "--resume auto" in out, err
