@@ -78,21 +78,24 @@ def choose_device(s: Settings, comm):
 
 
 def set_threads(s: Settings, comm) -> int:
-    """Threads per rank, equal on all ranks (bits depend on it): the node's cores over its ranks,
-    or the fewest cores a rank is bound to."""
-    import numpy
+    """Tell torch how many threads a rank has, and return it; equal on all ranks, bits depend on it."""
     import torch
-    threads = s.threads
-    if not threads:
-        node, cores = _node(comm), _cores()
-        everyone = texts(node, str(cores))
-        own = len(cores) // everyone.count(str(cores))  # bound ranks differ; unbound ones share
-        everywhere = numpy.empty(comm.size, numpy.int64)
-        comm.Allgather(numpy.array([own]), everywhere)
-        threads = max(1, int(everywhere.min()))
-        node.Free()
+    threads = s.threads or free_cores(comm)
     torch.set_num_threads(threads)
     return threads
+
+
+def free_cores(comm) -> int:
+    """Cores per rank, the least of all ranks: those it is bound to, shared with whoever is bound to
+    the same ones (unbound ranks of a node: all its cores over its ranks)."""
+    import numpy
+    node, cores = _node(comm), _cores()
+    bound = hashlib.sha256(str(cores).encode()).hexdigest()
+    mine = len(cores) // texts(node, bound).count(bound)
+    node.Free()
+    everywhere = numpy.empty(comm.size, numpy.int64)
+    comm.Allgather(numpy.array([mine]), everywhere)
+    return max(1, int(everywhere.min()))
 
 
 def loader_processes(s: Settings, threads: int, device) -> int:
