@@ -88,7 +88,7 @@ class Settings:
 
     depth: tuple[int, ...] = _is((3, 4, 6, 3), NET, "bottleneck blocks per stage")
     width: int = _is(64, NET, "channels of the stem", least=1)
-    stem: str = _is("imagenet", NET, "7x7 stride 2 and pooling, or 3x3 stride 1",
+    stem: str = _is("imagenet", NET, "7x7 stride 2 and pooling, or 3x3 stride 2",
                     "imagenet", "small")
     gamma_zero: bool = _is(True, NET, "gamma 0 in the last batch norm of a block (Goyal 5.1)")
     batch_norm: str = _is("running", NET, "statistics of evaluation: running average, last "

@@ -54,6 +54,8 @@ def test_bad_input_is_one_sentence_with_the_value(argv, message):
 def test_bands_are_cut_where_the_run_ends():
     s, _ = parse(["--recipe", "mikami_v1_224s", "--epochs", "7"])
     assert [(b.until_epoch, b.n) for b in s.bands] == [(5, 16), (7, 32)]
+    assert len(parse(["--recipe", "mikami_v1_224s", "--epochs", "5", "--decay", "none"])[0]
+               .bands) == 1
     assert len(parse(["--recipe", "mikami_v1_224s", "--epochs", "6", "--bands", "5:4x2 90:4x8"])[0]
                .bands) == 2
 
