@@ -213,7 +213,7 @@ def _by_program(cases: list[Case], command: str) -> list:
             file.write("".join(_text(case, case.inputs) for case in cases))
         argv = [{"in.txt": source, "got.txt": result}.get(word, word) for word in argv]
         try:
-            job = subprocess.run(argv, check=False, stdout=sys.stderr)
+            job = subprocess.run(argv, check=False, stdout=2)
         except OSError as error:
             raise UsageError(f"{command}: {error}") from None
         need(job.returncode == 0, f"{command}: exit code {job.returncode}")

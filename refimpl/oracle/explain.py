@@ -1,14 +1,14 @@
 """Say in words what a wrong result looks like: recognised faults, each tested by planting it."""
 from collections.abc import Sequence
-from itertools import combinations, groupby
+from itertools import groupby
 
 import numpy as np
 
 from refimpl.oracle import spec
 from refimpl.oracle.cases import Case
-from refimpl.oracle.families import census_width, values
+from refimpl.oracle.families import census_width
 from refimpl.oracle.identify import known
-from refimpl.oracle.words import FLOATS, from_bfloat16, narrow, same, stored, to_bfloat16, wide
+from refimpl.oracle.words import FLOATS, bound, narrow, same, wide
 
 
 def explain(case: Case, got: Sequence[np.ndarray], before: np.ndarray | None = None) -> list[str]:
@@ -23,15 +23,18 @@ def explain(case: Case, got: Sequence[np.ndarray], before: np.ndarray | None = N
                      f"{_names([r for r in range(case.ranks) if r not in wrong])}")
     for _, ranks in groupby(sorted(wrong, key=lambda r: got[r].tobytes()), lambda r: got[r].tobytes()):
         ranks = sorted(ranks)
+        rank = ranks[0] if lines else None  # None: all ranks hold the same
         found = _whole(case, got[ranks[0]], want, ranks[0], before) or _pieces(
-            case, got[ranks[0]], want, ranks[0]) or ["wrong in no way known here"]
+            case, got[ranks[0]], want, rank) or ["wrong in no way known here"]
         lines += [f"{_names(ranks)}: {text}" for text in found]
     somewhere = np.any([same(x, want, case.dtype) for x in got], axis=0).all()
-    if somewhere and any("untouched" in line or "a partial sum, of" in line for line in lines):
+    if somewhere and any(word in line for word in ("untouched", "a partial sum, of", "never added")
+                         for line in lines[1:]):
         lines.append("every element is right on some rank: the all-gather was cut short")
     return lines
 
 
+@np.errstate(all="ignore")
 def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) -> list[str]:
     """Faults that explain the whole buffer at once."""
     xs, dtype, k = [case.input(r) for r in range(case.ranks)], case.dtype, case.ranks
@@ -53,20 +56,21 @@ def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) ->
                     "bfloat16 added as 16-bit integers": sum(xs)}
     found = [text for text, guess in guesses.items() if same(mine, guess, dtype).all()]
     if not found and dtype == "float32":  # 16 bits in an order not known here
-        for wire, there in (("float16", lambda x: x.astype(np.float16).astype(np.float32)),
-                            ("bfloat16", lambda x: from_bfloat16(to_bfloat16(x)))):
-            if same(mine, there(mine), dtype).all() and not same(want, there(want), dtype).all():
+        off = np.abs(wide(mine, dtype) - wide(want, dtype))
+        for wire in ("float16", "bfloat16"):
+            if np.array_equal(mine, spec.ring([mine], wire)) and (
+                    off <= bound(xs, dtype, wire)).all():
                 found.append(f"{wire} on the wire: every value fits into 16 bits")
     return found[:4]
 
 
-def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, rank: int) -> list[str]:
+def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, rank: int | None) -> list[str]:
     """Faults of a range of elements: order within the buffer, or which ranks were added."""
     n, right = case.count, same(mine, want, case.dtype)
     first = int(np.flatnonzero(~right)[0])
-    own = case.input(rank)
     if first and not right[first:].any() and n - first <= max(1, n % case.ranks) and (
-            same(mine, own, case.dtype)[first:].all() or not mine[first:].any()):
+            rank is not None and same(mine, case.input(rank), case.dtype)[first:].all()
+            or not mine[first:].any()):
         return [f"the tail was dropped: elements {first}-{n - 1} were never summed"]
     parts = [spec.chunk(n, case.ranks, c) for c in range(case.ranks)]
     moved = []
@@ -82,23 +86,20 @@ def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, rank: int) -> list[s
     return moved or _counted(case, mine, rank, right)
 
 
-def _counted(case: Case, mine: np.ndarray, rank: int, right: np.ndarray) -> list[str]:
+def _counted(case: Case, mine: np.ndarray, rank: int | None, right: np.ndarray) -> list[str]:
     """Which ranks were added, how often, where."""
-    counts = _counts(case, mine)
-    runs = [(key, [e for e, _ in run]) for key, run in groupby(
-        enumerate(counts), lambda pair: pair[1])]
-    lines, lost = [], set()
-    for key, elements in runs:
-        text = _contributions(key, case.ranks, rank)
-        if text:
-            c = [c for c in range(case.ranks) for part in [spec.chunk(case.count, case.ranks, c)]
-                 if part.start < elements[-1] + 1 and elements[0] < part.stop]
-            lines.append(f"elements {elements[0]}-{elements[-1]} (chunk "
-                         f"{', '.join(map(str, c))}): {text}")
-            lost.add(tuple(r for r, times in enumerate(key or ()) if not times))
-    if len(lost) == len(lines) > 1 and all(len(ranks) == 1 for ranks in lost):
-        lines.append("every chunk lacks another rank: a round is missing")
-    elif len(lines) == 1 and not right.all() and right.any() and any(lost):
+    lines, turned, n, ranks = [], set(), case.count, case.ranks
+    for key, run in groupby(enumerate(_counts(case, mine)), lambda pair: pair[1]):
+        first, *_, last = [e for e, _ in run] * 2
+        chunks = [c for c in range(ranks) if spec.chunk(n, ranks, c).start <= last
+                  and first < spec.chunk(n, ranks, c).stop]
+        if text := _contributions(key, ranks, rank):
+            lines.append(f"elements {first}-{last} (chunk {', '.join(map(str, chunks))}): {text}")
+            turned.add(tuple(np.roll(key, -chunks[0])) if key and len(chunks) == 1 else None)
+    if rank is None and len(lines) == min(n, ranks) > 1 and len(turned) == 1 and None not in turned:
+        lines.append("the same in every chunk, turned by one rank: a round is missing")
+    elif rank is None and len(lines) == 1 and right.any() and any(
+            word in lines[0] for word in ("never", "partial")):
         lines.append("in one chunk only: a partial sum was overwritten there instead of added to")
     return lines
 
@@ -124,12 +125,12 @@ def _counts(case: Case, mine: np.ndarray) -> list[tuple[int, ...] | None]:
     return found
 
 
-def _contributions(key: tuple[int, ...] | None, ranks: int, rank: int) -> str:
+def _contributions(key: tuple[int, ...] | None, ranks: int, rank: int | None) -> str:
     if key is None:
         return "not a sum of the inputs"
     if key == (1,) * ranks:
         return ""
-    if sum(key) == key[rank] == 1:
+    if rank is not None and sum(key) == key[rank] == 1:
         return "its own input, untouched"
     lost = [r for r, times in enumerate(key) if times == 0]
     said = [f"rank {r} added {times} times" for r, times in enumerate(key) if times > 1]
