@@ -14,6 +14,7 @@ from refimpl.errors import UsageError
 THREADS, BLOCKS_PER_MULTIPROCESSOR = 256, 8  # 2048 threads: as many as one holds at a time
 PIECE_LENGTH = 16384  # elements: a block's work; ResNet-50 is 1,700 pieces
 OPTIONS = ("--std=c++17", "--fmad=false")  # no fused multiply-add: the bits are NumPy's
+NULL = np.uintp(0)  # for an array argument that a kernel allows to be absent
 PIECE = np.dtype([("start", "<i8"), ("offset", "<i8"), ("tensor", "<i4"), ("length", "<i4")])
 
 
@@ -72,7 +73,8 @@ def elementwise(cupy, name: str, n: int, *arguments) -> None:
 def pieces(sizes, length: int = PIECE_LENGTH) -> tuple[np.ndarray, np.ndarray]:
     """Cut tensors of `sizes` elements, laid one behind the other in a flat buffer, into pieces.
 
-    Returns the table (dtype PIECE) and, for each tensor and one past the last, its first piece.
+    Returns the table (dtype PIECE; CuPy takes it as `table.view(numpy.uint8)`) and, for each
+    tensor and one past the last, its first piece: a bucket of tensors is a range of pieces.
     """
     table, first, start = [], [0], 0
     for tensor, size in enumerate(sizes):

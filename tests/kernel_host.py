@@ -14,7 +14,8 @@ from refimpl import kernels
 FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall",
          "-shared", "-fPIC", "-pthread",
          "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")  # as fatal as on a GPU
-SCALARS = {np.float32: ctypes.c_float, np.int64: ctypes.c_int64, np.int32: ctypes.c_int}
+SCALARS = {np.float32: ctypes.c_float, np.int64: ctypes.c_int64, np.int32: ctypes.c_int,
+           np.uintp: ctypes.c_void_p}
 
 
 @functools.cache
@@ -35,7 +36,7 @@ def build(stem: str, folder: pathlib.Path) -> ctypes.CDLL:
 
 
 def run(name: str, *arguments, blocks: int = 2, threads: int = 3, lib=None) -> None:
-    """Play all threads of all blocks; arrays are passed by address, None is the null pointer."""
+    """Play all threads of all blocks; arrays are passed by address."""
     lib = lib or library(name.split("_")[0])
     call = functools.partial(lib[name], *(_c(a) for a in arguments))
     lib.grid(blocks, threads)
@@ -57,11 +58,9 @@ def run(name: str, *arguments, blocks: int = 2, threads: int = 3, lib=None) -> N
 
 
 def _c(argument):
-    if argument is None:
-        return ctypes.c_void_p()
     if isinstance(argument, np.ndarray):
         return ctypes.c_void_p(argument.ctypes.data)
-    return SCALARS[type(argument)](argument)
+    return SCALARS[type(argument)](argument.item())
 
 
 def addresses(arrays) -> np.ndarray:
