@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 
 import torch
 
@@ -24,9 +25,14 @@ def tensors(run) -> dict[str, torch.Tensor]:
 
 def digest(run) -> str:
     """SHA-256 of `tensors`: equal on all ranks after every step."""
+    return sha256(tensors(run).values())
+
+
+def sha256(some: Iterable[torch.Tensor]) -> str:
+    """Of the tensors' bytes in order, each as if contiguous."""
     sha = hashlib.sha256()
-    for tensor in tensors(run).values():
-        sha.update(tensor.contiguous().cpu().view(-1).numpy())
+    for tensor in some:
+        sha.update(tensor.detach().contiguous().cpu().view(-1).numpy())
     return sha.hexdigest()
 
 

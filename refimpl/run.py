@@ -1,5 +1,6 @@
 """What a run is made of: data, model, flat gradients, allreduce, log; and what happens between steps."""
 import contextlib
+import hashlib
 import signal
 
 import numpy as np
@@ -76,11 +77,13 @@ class Run:
             for module in self.model.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     module.momentum = 1.0
-        wire = None if s.wire == "none" else s.wire
-        self.gradients = Gradients(self.model, max(1, int(s.bucket_mb * 1e6 / 4)), wire, s.sum)
         grid = None if s.grid == "auto" else tuple(int(side) for side in s.grid.split("x"))
         name = "torus" if s.allreduce == "auto" else s.allreduce
-        self.allreduce = allreducer(name, self.comm, grid)
+        across = {"across": s.across} if name == "hierarchical" else {}
+        self.allreduce = allreducer(name, self.comm, grid, check="first", **across)
+        wire = None if s.wire == "none" else s.wire
+        self.gradients = Gradients(self.model, max(1, int(s.bucket_mb * 1e6 / 4)), wire, s.sum,
+                                   self._storage)
         self.count = allreducer("ring", self.comm)  # for the integers of validation
         self.optimizer = Optimizer(
             self.model, s.optimizer, s.momentum_form, s.momentum_correction, s.nesterov,
@@ -90,6 +93,12 @@ class Run:
         self.loss = nn.CrossEntropyLoss(label_smoothing=s.label_smoothing, reduction="sum")
         mean, std = (torch.tensor(c, device=self.device).view(1, 3, 1, 1) for c in (MEAN, STD))
         self.shift, self.per_level = -mean / std, 1 / (255 * std)
+
+    def _storage(self, values: int, dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed memory for the sums; on a CPU where the algorithm likes it (a shared window)."""
+        if self.device.type != "cpu":
+            return torch.zeros(values, dtype=dtype, device=self.device)
+        return torch.from_numpy(self.allreduce.empty(values, str(dtype).split(".")[1])).zero_()
 
     # --- during a step ----------------------------------------------------------------------
 
@@ -142,6 +151,15 @@ class Run:
 
     def _ask_to_stop(self, number, frame) -> None:
         self.asked_to_stop = True
+
+    def trace_line(self, moment: Moment, sums: dict[str, float]) -> dict:
+        """One step for `oracle diff`: numbers in hex, SHA-256 of float32 and int64 bytes."""
+        ids = self.order_of(moment.epoch_index)[moment.position:moment.position + moment.kn]
+        parameters = list(self.model.parameters())
+        return {"step": moment.step, "epoch": moment.epoch, "lr": moment.lr.hex(),
+                "loss": sums["loss"].hex(), "samples": hashlib.sha256(ids).hexdigest(),
+                "gradient": checkpoint.sha256(p.grad for p in parameters),
+                "weights": checkpoint.sha256([*parameters, self.gradients.common])}
 
     # --- between steps ----------------------------------------------------------------------
 
