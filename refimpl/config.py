@@ -64,12 +64,12 @@ def load_recipe(name: str, _above: tuple[pathlib.Path, ...] = ()) -> Recipe:
     for key, entry in [*table.items(), *(item for t in tables.values() for item in t.items())]:
         if not (isinstance(entry, dict) and "value" in entry and entry.get("tag") in list(TAGS)
                 and isinstance(entry.get("where"), str)):
-            raise UsageError(f"recipe {path}: {key} needs {{ value = ..., tag = ..., where = ... }} "
-                             f"with a tag of {', '.join(TAGS)}")
+            raise UsageError(f"recipe {path}: {key} needs {{ value = ..., tag = ..., where = ... }}"
+                             f" with a tag of {', '.join(TAGS)}")
     for key in {"gpus", "per_node"} & set(tables["hardware"]):
         count = tables["hardware"][key]["value"]
         if type(count) is not int or not 0 < count < 10**6:
-            raise UsageError(f"recipe {path}: hardware {key} {count!r}: a number of GPUs, 1 or more")
+            raise UsageError(f"recipe {path}: hardware {key} {count!r}: 1 GPU or more")
     base = Recipe(path.stem, "", "", {}, {}, {}, {})
     if head["base"]:
         base = load_recipe(head["base"], (*_above, path))
@@ -98,7 +98,7 @@ def parse(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
     given = {k: convert(k, v) for k, v in vars(known).items() if k in FIELDS}
     recipe = load_recipe(given.get("recipe", "demo"))
     if recipe.values.get("bands") and "bands" not in given and {"workers", "n"} & set(given):
-        raise UsageError(f"recipe {recipe.name} sets its minibatch in bands: change it with --bands")
+        raise UsageError(f"recipe {recipe.name} sets its minibatch in bands: change --bands")
     flags = argparse.Namespace(dry_run=known.dry_run, json=known.json,
                                list_recipes=known.list_recipes)
     return complete(Settings(**{**recipe.values, **given})), flags
@@ -109,11 +109,11 @@ def complete(s: Settings) -> Settings:
     if s.grid != "auto" and not re.fullmatch("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}", s.grid):
         raise UsageError(f"--grid {s.grid}: expected ROWSxCOLUMNS, such as 2x4, or auto")
     if s.sum == "exact" and s.wire != "none":
-        raise UsageError(f"--sum exact cannot go with --wire {s.wire}: set one of them to its default")
+        raise UsageError(f"--sum exact cannot go with --wire {s.wire}: leave one out")
     if not (s.momentum < 1 and s.label_smoothing < 1):
         raise UsageError(f"--momentum {s.momentum}, --label-smoothing {s.label_smoothing}: below 1")
     if s.val_short_side < s.image_size:
-        raise UsageError(f"--val-short-side {s.val_short_side}: at least --image-size {s.image_size}")
+        raise UsageError(f"--val-short-side {s.val_short_side}: below --image-size {s.image_size}")
     if s.decay == "polynomial" and s.warmup != "none" and s.warmup_epochs >= s.epochs:
         raise UsageError(f"--warmup-epochs {s.warmup_epochs}: below --epochs {s.epochs}, "
                          "since polynomial decay ends there")

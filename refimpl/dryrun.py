@@ -1,4 +1,4 @@
-"""What --dry-run and --list-recipes print: the schedule, the published result, how sure each value is."""
+"""What --dry-run and --list-recipes print: schedule, published result, how sure each value is."""
 import dataclasses
 import math
 
@@ -77,9 +77,9 @@ def text(s: Settings, images: int) -> str:
     parts = [f"{p['recipe']}: {p['title']}",
              f"{images} training images, {s.epochs} epochs, {p['total_steps']} steps", p["notes"]]
     parts.append(_table([_BANDS] + [
-        (f"{b['first_epoch']}-{b['until_epoch'] - 1}", b["steps"], b["steps_per_epoch"], b["workers"],
-         b["n"], b["kn"], f"{b['lr_first']:.6g} ... {b['lr_last']:.6g}", f"{b['momentum']:g}",
-         b["grid"] or "-", b["gpus"] or "-", b["nodes"] or "-") for b in p["bands"]]))
+        (f"{b['first_epoch']}-{b['until_epoch'] - 1}", b["steps"], b["steps_per_epoch"],
+         b["workers"], b["n"], b["kn"], f"{b['lr_first']:.6g} ... {b['lr_last']:.6g}",
+         f"{b['momentum']:g}", b["grid"] or "-", b["gpus"] or "-", b["nodes"] or "-") for b in p["bands"]]))
     rows = _merged(p["epochs"])
     if 0 < len(rows) <= LONGEST:
         parts.append(_table([("epoch", "first step", "steps", "kn", "rate: first", "last")] + rows))

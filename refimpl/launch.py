@@ -23,6 +23,7 @@ from refimpl.settings import Settings
 RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "PMIX_RANK",
         "SLURM_PROCID")
 SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+SLURM = ("time", "partition", "account", "qos", "constraint")  # options passed on to sbatch
 LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK",
          "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 
@@ -32,19 +33,19 @@ def _hint(names: tuple[str, ...], environ: Mapping[str, str]) -> int | None:
 
 
 def rank_hint(environ: Mapping[str, str]) -> int | None:
-    """The rank by the launcher's variables, before MPI is asked; None where there is no launcher."""
+    """The rank by the launcher's variables, before MPI is asked; None without a launcher."""
     return _hint(RANK, environ)
 
 
 def refuse_split_world(comm, environ: Mapping[str, str] = os.environ) -> None:
-    """UsageError where a launcher started N processes and each is alone: the wrong MPI's launcher."""
+    """UsageError where a launcher started N processes and each is alone: another MPI's launcher."""
     started = _hint(SIZE, environ)
     if comm.size == 1 and started and started > 1:
         from mpi4py import MPI
         raise UsageError(
             f"the launcher started {started} processes, but each is rank 0 of 1: its MPI is not "
-            f"mpi4py's, which is {MPI.Get_library_version().splitlines()[0][:60].strip()}. Use that "
-            "MPI's mpirun, or with Slurm the right --mpi (see srun --mpi=list)")
+            f"mpi4py's, which is {MPI.Get_library_version().splitlines()[0][:60].strip()}. Use "
+            "that MPI's mpirun, or with Slurm the right --mpi (see srun --mpi=list)")
 
 
 def choose_gpu(local_rank: int, local_size: int, visible: int,
@@ -58,7 +59,7 @@ def choose_gpu(local_rank: int, local_size: int, visible: int,
 
 
 def choose_device(s: Settings, comm):
-    """torch.device of this rank; on a GPU also makes it current, and warns if two ranks share it."""
+    """torch.device of this rank; a GPU becomes the current one; two ranks on one are told."""
     import torch
     visible = torch.cuda.device_count() if s.device != "cpu" else 0
     if not visible:
@@ -78,7 +79,7 @@ def choose_device(s: Settings, comm):
 
 
 def set_threads(s: Settings, comm) -> int:
-    """Tell torch how many threads a rank has, and return it; equal on all ranks, bits depend on it."""
+    """Tell torch its threads per rank, and return them: equal on all ranks, for equal bits."""
     import torch
     threads = s.threads or free_cores(comm)
     torch.set_num_threads(threads)
@@ -119,10 +120,7 @@ def _node(comm):
 
 
 def _cores() -> list[int]:
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def texts(comm, text: str) -> list[str]:
@@ -134,7 +132,7 @@ def texts(comm, text: str) -> list[str]:
 
 
 def describe(s: Settings, flags) -> str:
-    """What --list-recipes and --dry-run [--json] print; data is read only where no count is known."""
+    """What --list-recipes and --dry-run [--json] print; data is read where no count is known."""
     if flags.list_recipes:
         return dryrun.recipe_list()
     images = s.images
@@ -160,13 +158,14 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
     recipe = os.path.abspath(recipe) if recipe.endswith(".toml") else recipe
     arguments = ["--recipe", recipe, *extra]
     grid = published.hardware.get("grid", {"value": "auto"})["value"]
-    if s.grid == grid == "auto" or nodes * per_node != gpus or s.grid != "auto":
-        grid = None
-    arguments += ["--grid", grid] if grid else []
+    if s.grid == "auto" != grid and nodes * per_node == gpus:
+        arguments += ["--grid", grid]
     arguments += [] if s.resume else ["--resume", "auto"]
-    fixed = {"job-name": re.sub(r"[^A-Za-z0-9_.-]", "_", s.name or published.name), "nodes": nodes,
-             "ntasks-per-node": per_node, **({} if s.device == "cpu" else {"gpus-per-node": per_node}),
+    fixed = {"job-name": re.sub(r"[^A-Za-z0-9_.-]", "_", s.name or published.name),
+             "nodes": nodes, "ntasks-per-node": per_node, "gpus-per-node": per_node,
              "signal": "USR1@300", "output": "%x-%j.out", "open-mode": "append"}
+    if s.device == "cpu":
+        del fixed["gpus-per-node"]
     for key, value in (options or {}).items():
         if not re.fullmatch(r"[A-Za-z0-9_.:,@-]+", value):
             raise UsageError(f"--{key} {value!r}: letters, digits and _.:,@- only")
@@ -208,7 +207,7 @@ run=(srun --kill-on-bad-exit=1 --gpu-bind=none
      --cpus-per-task=$((SLURM_CPUS_ON_NODE / {per_node})) "$python")
 "${{run[@]}}" -m refimpl.launch --check
 
-# USR1 comes five minutes before the end (a preemption sends it, or TERM): the run saves, leaves with 75
+# USR1 five minutes before the end, or a preemption's TERM: the run saves and leaves with 75
 code=0
 "${{run[@]}}" -m refimpl.train {arguments} --data "$data" || code=$?
 if [ "$code" = 75 ]; then
@@ -219,17 +218,17 @@ exit "$code"
 
 
 def main(argv: list[str]) -> int:
-    """`sbatch RECIPE --data PATH [--nodes N] [--per-node R] [Slurm and training options]`, `--check`."""
+    """`sbatch RECIPE --data PATH [--nodes N] [--per-node R] [options]`, or `--check`."""
     parser = argparse.ArgumentParser(prog="python -m refimpl.launch", allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="under mpirun or srun: report and stop")
+    parser.add_argument("--check", action="store_true", help="under mpirun: report and stop")
     jobs = parser.add_subparsers(dest="job", metavar="sbatch RECIPE --data PATH")
-    job = jobs.add_parser("sbatch", allow_abbrev=False, help="print a Slurm script; further options "
-                          "go to refimpl.train")
+    job = jobs.add_parser("sbatch", allow_abbrev=False,
+                          help="print a Slurm script; further options go to refimpl.train")
     job.add_argument("recipe")
     job.add_argument("--data", required=True)
     job.add_argument("--nodes", type=int, default=0, help="default: as published")
     job.add_argument("--per-node", type=int, default=0, help="ranks (GPUs) per node")
-    for key in ("time", "partition", "account", "qos", "constraint"):
+    for key in SLURM:
         job.add_argument(f"--{key}", help="for Slurm")
     known, extra = parser.parse_known_args(argv)
     try:
@@ -238,8 +237,7 @@ def main(argv: list[str]) -> int:
             return check()
         if known.job is None:
             parser.error("say `sbatch RECIPE --data PATH` or `--check`")
-        options = {key: value for key in ("time", "partition", "account", "qos", "constraint")
-                   if (value := getattr(known, key))}
+        options = {key: value for key in SLURM if (value := getattr(known, key))}
         print(sbatch(known.recipe, known.data, extra, known.nodes, known.per_node, options))
     except UsageError as error:
         print(f"refimpl.launch: {error}", file=sys.stderr)

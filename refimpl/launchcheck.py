@@ -22,11 +22,11 @@ def check() -> int:
     from refimpl.collective.grid import default_shape, ranks_per_node, split_by_node
     node = split_by_node(comm)
     gpus = _gpus()
-    gpu = f"GPU {choose_gpu(node.rank, node.size, len(gpus))}" if gpus else "no GPU"
-    everyone = texts(comm, f"{socket.gethostname()}|{node.size}|{len(_cores())}|{len(gpus)}|{gpu}")
+    gpu = choose_gpu(node.rank, node.size, gpus) if gpus else None
+    everyone = texts(comm, f"{socket.gethostname()}|{node.size}|{len(_cores())}|{gpus}")
     per_node = ranks_per_node(comm)
     rows, columns = default_shape(comm.size, per_node)
-    wrong, where = _sum(comm, bool(gpus))
+    wrong, where = _sum(comm, gpu)
     if comm.rank == 0:
         library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
         level = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
@@ -35,11 +35,11 @@ def check() -> int:
               f"ranks          {comm.size}, in one world\n"
               f"thread level   {level[MPI.Query_thread()]}\n"
               f"CUDA-aware     {_aware(gpus)}")
-        hosts = Counter(tuple(line.split("|")[:4]) for line in everyone)
+        hosts = Counter(tuple(line.split("|")) for line in everyone)
         for (host, ranks, cores, count), seen in hosts.items():
-            print(f"host           {host}: {seen} ranks, {ranks} of them share memory, {cores} cores "
-                  f"and {count} GPUs each may use" + (
-                      f"; {int(ranks) / int(count):g} ranks per GPU" if int(count) else ""))
+            share = f"; {int(ranks) / int(count):g} ranks per GPU" if int(count) else ""
+            print(f"host           {host}: {seen} ranks, {ranks} share memory; each may use "
+                  f"{cores} cores and {count} GPUs{share}")
         print(f"grid           {rows} rows x {columns} columns; {_rows(columns, per_node)}\n"
               f"allreduce      torus, {LENGTH} float32 {where}: "
               + ("right on every rank" if not wrong else f"WRONG on {wrong} ranks"), flush=True)
@@ -55,14 +55,14 @@ def _rows(columns: int, per_node: int | None) -> str:
     return f"a row lies on {columns // per_node} hosts"
 
 
-def _gpus() -> list[int]:
+def _gpus() -> int:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return []
+        return 0  # torch takes seconds to import
     import torch
-    return list(range(torch.cuda.device_count()))
+    return torch.cuda.device_count()
 
 
-def _aware(gpus: list[int]) -> str:
+def _aware(gpus: int) -> str:
     if not gpus:
         return "not asked: no GPU is visible"
     from refimpl.collective.cuda_aware import mpi_reads_device_memory
@@ -70,20 +70,23 @@ def _aware(gpus: list[int]) -> str:
             "no: gradients go through pinned host memory; an MPI built with CUDA would be faster")
 
 
-def _sum(comm, on_gpu: bool) -> tuple[int, str]:
+def _sum(comm, gpu: int | None) -> tuple[int, str]:
     """Sum small whole numbers, whose sum is known and exact: (ranks that got it wrong, where)."""
     import numpy
     from refimpl.collective import allreducer
-    xp, where = numpy, "in host memory"
-    if on_gpu:
-        try:
-            import cupy as xp
-            where = "in GPU memory"
-        except ImportError:
-            where = "in host memory (CuPy is not installed)"
-    buffer = xp.arange(LENGTH, dtype="float32") % 1000 + comm.rank
-    allreducer("torus", comm)(buffer)
-    expected = (xp.arange(LENGTH) % 1000) * comm.size + comm.size * (comm.size - 1) // 2
-    wrong = numpy.array([int((buffer != expected).any())], numpy.int64)
+    index = numpy.arange(LENGTH) % 1000
+    buffer, where = (index + comm.rank).astype(numpy.float32), "in host memory"
+    reduce = allreducer("torus", comm)
+    if gpu is None:
+        reduce(buffer)
+    else:  # as the trainer does it
+        import torch
+        from refimpl.gradients import as_array
+        tensor = torch.from_numpy(buffer).to(torch.device("cuda", gpu))
+        torch.cuda.set_device(gpu)
+        reduce(as_array(tensor))
+        buffer, where = tensor.cpu().numpy(), "in GPU memory"
+    expected = index * comm.size + comm.size * (comm.size - 1) // 2
+    wrong = numpy.array([int((buffer != expected).any())])
     comm.Allreduce(wrong.copy(), wrong)
     return int(wrong[0]), where

@@ -75,8 +75,8 @@ def momentum_of(s: Settings, band: Band) -> float:
     first = s.in_bands()[0]
     if s.momentum_rule == "constant" or band == first:
         return s.momentum
-    start, rate = momentum_of(s, first), reference_lr(s, first)
-    momentum = 1 - (1 - start) * (reference_lr(s, band) / rate) * (first.kn / band.kn) if rate else 1
+    start, rate = 1 - momentum_of(s, first), reference_lr(s, first)
+    momentum = 1 - start * (reference_lr(s, band) / rate) * (first.kn / band.kn) if rate else 1
     if not 0 <= momentum < 1:
         raise UsageError(f"--momentum-rule noise_scale needs momentum {momentum:g} for the band "
                          f"{band}: give that band m=..., or change its minibatch or rate")

@@ -31,7 +31,8 @@ class Band:
 
 
 def _is(default, group: str, text: str, *choices: str, least: float | None = None):
-    return field(default=default, metadata=dict(group=group, help=text, choices=choices, least=least))
+    return field(default=default, metadata={"group": group, "help": text, "choices": choices,
+                                            "least": least})
 
 
 RUN, BATCH, RATE = "the run", "minibatch", "learning rate (Goyal 2.1, 2.2, 5.1)"

@@ -42,7 +42,7 @@ def test_every_kind_of_value_has_its_type():
     ("--bands 5:1x2 --epochs 9", "must rise to --epochs 9"),
     ("--epochs 9 --bands '5:1x2 3:1x2 9:1x1'", "must rise"),
     ("--recipe mikami_v1_224s --workers 3", "sets its minibatch in bands"),
-    ("--image-size 300 --val-short-side 256", "--val-short-side 256: at least --image-size 300"),
+    ("--image-size 300 --val-short-side 256", "--val-short-side 256: below --image-size 300"),
     ("--decay polynomial --epochs 3 --warmup gradual --warmup-epochs 3", "below --epochs 3"),
     ("stray", "unknown stray")])
 def test_bad_input_is_one_sentence_with_the_value(argv, message):

@@ -175,7 +175,7 @@ def test_check_reports_and_adds_up(mpi):
     assert job.returncode == 0, job.stderr
     library = {"mpich": "MPICH", "openmpi": "Open MPI"}.get(mpi, "")
     for text in (library, "ranks          3, in one world", "1 rows x 3 columns", "1 rows per host",
-                 "3 of them share memory", "CUDA-aware     not asked", "right on every rank"):
+                 "3 ranks, 3 share memory", "CUDA-aware     not asked", "right on every rank"):
         assert text in job.stdout
 
 

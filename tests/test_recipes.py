@@ -142,7 +142,7 @@ def test_the_list_names_every_recipe():
     ("base = 3", "base must be text"),
     ("published = 3", "published must be a table"),
     ("[published]\ntime = '1 hour'", "time needs"),
-    ("[hardware]\ngpus = {value = 0, tag = 'read', where = ''}", "gpus 0: a number of GPUs"),
+    ("[hardware]\ngpus = {value = 0, tag = 'read', where = ''}", "gpus 0: 1 GPU or more"),
     ("base = 'self.toml'", "leads back to itself"),
     ("base = 'other.toml'", "leads back to itself"),
     ("workers = ", "not TOML"), ("a = " + "[" * 5000, "not TOML"), ("\x00", "not TOML")])
