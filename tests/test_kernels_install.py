@@ -1,4 +1,5 @@
 """The kernels' sources are found in a checkout, in an editable install and in a wheel."""
+import configparser
 import pathlib
 import shutil
 import subprocess
@@ -6,6 +7,7 @@ import sys
 
 import numpy
 import pytest
+from setuptools import find_packages
 
 from refimpl import kernels
 from tests.mpi import ROOT
@@ -49,6 +51,15 @@ def installed(place, *what):
 
 def test_in_a_checkout():
     assert kernels.folder() == ROOT / "kernels"
+
+
+def test_setup_cfg_names_every_package():
+    """The list is written out, because `find:` cannot take in kernels/."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    named = config["options"]["packages"].split()
+    assert sorted(named) == sorted([*find_packages(str(ROOT), include=["refimpl*"]),
+                                    "refimpl.cuda"])
 
 
 def test_in_an_editable_install(place):
