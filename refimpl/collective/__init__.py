@@ -8,14 +8,14 @@
 import numpy
 
 from ..errors import UsageError
-from . import buffers, guard, halving_doubling, hierarchical, mpi, ring, torus
+from . import buffers, guard, halving_doubling, hierarchical, mpi, ring, torus, window
 from .grid import Grid, default_shape, make_grid
 
 __all__ = ["ALGORITHMS", "DTYPES", "Grid", "Reducer", "allreducer", "default_shape", "make_grid"]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _MODULES = {"ring": ring, "torus": torus, "halving_doubling": halving_doubling,
-            "hierarchical": hierarchical, "mpi": mpi}
+            "hierarchical": hierarchical, "window": window, "mpi": mpi}
 ALGORITHMS = tuple(_MODULES)
 
 
@@ -62,7 +62,15 @@ class Reducer:
         self.calls += 1
         if problem:
             raise UsageError(problem)
-        _MODULES[self.algorithm].allreduce(buffer, self.place, wire)
+        with numpy.errstate(over="ignore", invalid="ignore"):  # an overflow is a result here
+            _MODULES[self.algorithm].allreduce(buffer, self.place, wire)
+
+    def empty(self, length: int, dtype: str = "float32"):
+        """A buffer of this rank; for window, torus and hierarchical in shared memory if possible."""
+        dtype = numpy.dtype("uint16" if dtype == "bfloat16" else dtype)
+        if self.algorithm in ("window", "torus", "hierarchical"):
+            return window.empty(self.comm, length, dtype)
+        return numpy.empty(length, dtype)
 
     def _not_here(self, buffer, wire) -> str:
         if self.algorithm == "mpi" and (wire or buffer.dtype.itemsize == 2):

@@ -23,7 +23,7 @@ def chunk(buffer, parts: int, index: int):
 
 
 def on_device(array) -> bool:
-    return hasattr(array, "__cuda_array_interface__")
+    return type(array) is not numpy.ndarray and hasattr(array, "__cuda_array_interface__")
 
 
 def module(array):
@@ -61,9 +61,6 @@ def add(into, received) -> None:
     """into += received, both of one type; 16-bit types are added in float32 and rounded once."""
     if into.dtype == numpy.uint16:
         to_bfloat16(from_bfloat16(into) + from_bfloat16(received), into)
-    elif into.dtype == numpy.float16:
-        with numpy.errstate(over="ignore", invalid="ignore"):
-            module(into).add(into, received, out=into)
     else:
         module(into).add(into, received, out=into)
 
@@ -81,8 +78,7 @@ def pack(values, out, wire) -> None:
         to_bfloat16(values, target)
         values = target
     elif wire:
-        with numpy.errstate(over="ignore", invalid="ignore"):
-            values = values.astype(WIRES[wire])
+        values = values.astype(WIRES[wire])
     if on_device(values) and not on_device(out):
         module(values).asnumpy(values, out=out)
     elif values is not out:

@@ -8,6 +8,7 @@
 While one segment is added the next one is already under way. Two scratch segments per direction are
 all the memory beyond the buffer.
 """
+import contextlib
 import contextvars
 import time
 import weakref
@@ -24,12 +25,19 @@ class Traffic:
     """What one rank (or one of its threads) has sent, per phase, and what it waits for just now."""
 
     def __init__(self):
-        self.messages: dict[str, int] = {}  # phase -> exchanges that sent something
-        self.bytes: dict[str, int] = {}     # phase -> bytes sent
-        self.waiting = None                 # (since, phase, round, comm, to, source), for the watchdog
-        self.timeline = None                # a list: (phase, round, to, source, bytes, start, end)
+        self.sent: dict[str, list[int]] = {}  # phase -> [messages, bytes]; a message may be segmented
+        self.waiting = None   # (since, phase, round, comm, to, source), for the watchdog
+        self.timeline = None  # or a list, filled with (phase, round, to, source, bytes, start, end)
         self.scratch = {}
         everyone.add(self)
+
+    def count(self, phase: str, nbytes: int) -> None:
+        try:
+            entry = self.sent[phase]
+        except KeyError:
+            entry = self.sent[phase] = [0, 0]
+        entry[0] += 1
+        entry[1] += nbytes
 
 
 everyone: "weakref.WeakSet[Traffic]" = weakref.WeakSet()
@@ -43,6 +51,21 @@ def traffic() -> Traffic:
     except LookupError:
         _mine.set(record := Traffic())
         return record
+
+
+def current_phase() -> str:
+    """What the calling thread or simulated rank is doing; empty outside an exchange."""
+    note = traffic().waiting
+    return note[1] if note else ""
+
+
+@contextlib.contextmanager
+def waiting(phase: str, comm=None):
+    """Tell the watchdog that what happens inside may block until the other ranks come."""
+    record = traffic()
+    before, record.waiting = record.waiting, (time.monotonic(), phase, 0, comm, None, None)
+    yield
+    record.waiting = before
 
 
 def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", turn=0) -> None:
@@ -62,8 +85,7 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
     record.waiting = None
     sent = 0 if send is None else send.size * (2 if wire else send.itemsize)
     if send is not None:
-        record.messages[phase] = record.messages.get(phase, 0) + 1
-        record.bytes[phase] = record.bytes.get(phase, 0) + sent
+        record.count(phase, sent)
     if record.timeline is not None:
         record.timeline.append((phase, turn, to, source, sent, start, time.monotonic()))
 
@@ -71,19 +93,15 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
 def library_allreduce(buffer, comm) -> None:
     """MPI's own sum, in messages below the limit; it counts as one message of the whole buffer."""
     from mpi4py import MPI
-    record, start = traffic(), time.monotonic()
-    record.waiting = (start, "MPI_Allreduce", 0, comm, None, None)
-    for piece in _cut(buffer, LIMIT):
-        where = piece
-        if buffers.staged(piece):
-            where = _outgoing(piece, None, record.scratch, 0)
+    record = traffic()
+    for piece in _cut(buffer, SEGMENT if buffers.staged(buffer) else LIMIT):
+        where = _outgoing(piece, None, record.scratch, 0)
         buffers.synchronise(piece)
-        comm.Allreduce(MPI.IN_PLACE, where)
+        with waiting("MPI_Allreduce", comm):
+            comm.Allreduce(MPI.IN_PLACE, where)
         if where is not piece:
             buffers.land(where, piece, False, None)
-    record.waiting = None
-    record.messages["MPI_Allreduce"] = record.messages.get("MPI_Allreduce", 0) + 1
-    record.bytes["MPI_Allreduce"] = record.bytes.get("MPI_Allreduce", 0) + buffer.nbytes
+    record.count("MPI_Allreduce", buffer.nbytes)
 
 
 def _whole(comm, send, to, recv, source, add, wire, scratch):

@@ -1,10 +1,16 @@
 """Agreement before data moves, and an end instead of a hang."""
+import faulthandler
 import hashlib
+import os
+import sys
+import threading
+import time
 from collections import Counter
 
 import numpy
 
 from ..errors import UsageError
+from .exchange import everyone, waiting
 
 
 class Disagreement(UsageError):
@@ -20,7 +26,8 @@ def agree(comm, **facts) -> None:
     text = "\n".join(str(value) for value in facts.values()).encode()
     digest = numpy.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), numpy.uint64)
     digests = numpy.empty(comm.size, numpy.uint64)
-    comm.Allgather(digest, digests)
+    with waiting("agreement", comm):
+        comm.Allgather(digest, digests)
     if (digests == digests[0]).all():
         return
     for name, values in zip(facts, _texts(comm, text)):
@@ -42,3 +49,58 @@ def _texts(comm, text: bytes) -> list[tuple[str, ...]]:
     texts = numpy.empty((comm.size, padded.size), numpy.uint8)
     comm.Allgather(padded, texts)
     return list(zip(*(row[:n].tobytes().decode().split("\n") for row, n in zip(texts, lengths))))
+
+
+class Watchdog:
+    """Ends a job that hangs: `with Watchdog(300): ...` around all of a rank's work.
+
+    A rank that waits longer than `seconds` prints its phase, round and peers, gives the others a
+    second to print theirs, then calls Abort; the process ends even if Abort does not return.
+    """
+
+    def __init__(self, seconds: float, out=None):
+        self.seconds, self.out, self._stop = seconds, out or sys.stderr, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+
+    def _watch(self):
+        while not self._stop.wait(min(0.2, self.seconds / 4)):
+            for record in list(everyone):
+                note = record.waiting
+                if note and time.monotonic() - note[0] > self.seconds:
+                    self._end(note)
+
+    def _end(self, note):
+        from mpi4py import MPI
+        print(describe(note), file=self.out, flush=True)
+        time.sleep(1)
+        # Abort may block, with the interpreter's lock: this ends the process from a C thread
+        faulthandler.dump_traceback_later(5, exit=True, file=sys.__stderr__)
+        MPI.COMM_WORLD.Abort(1)
+        os._exit(1)
+
+
+def describe(note) -> str:
+    """Who waits for whom, in ranks of the world."""
+    from mpi4py import MPI
+    since, phase, turn, comm, to, source = note
+    world = MPI.COMM_WORLD.Get_group()
+
+    def names(ranks):
+        return [int(r) for r in comm.Get_group().Translate_ranks(ranks, world)]
+    if comm is None:
+        whom = "until it ends"
+    elif to is None and source is None:
+        whom = f"for all of ranks {names(None)}"
+    else:
+        whom = " and ".join([f"for data from rank {names([source])[0]}"] * (source is not None)
+                            + [f"for rank {names([to])[0]} to take data"] * (to is not None))
+    return (f"watchdog: rank {MPI.COMM_WORLD.rank} waits {time.monotonic() - since:.1f} s "
+            f"in phase {phase!r}, round {turn}, {whom}; aborting. A rank that prints no such line "
+            "does not wait: look there first, or allow more time")

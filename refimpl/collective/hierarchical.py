@@ -7,16 +7,15 @@
 Order of addition: the leader ends with ((x0 + x1) + x2) + ... in local order, at full precision; then
 the order of the algorithm across, over the nodes' sums. A 16-bit wire is used between nodes only.
 Costs inside the node: each rank sends and receives the buffer at most twice (a chain keeps all links
-busy at once); 2 messages per piece of 1 MB. Across, the leader's costs are the chosen algorithm's.
+busy at once); 2 messages per piece (one segment). Across, the leader's costs are the chosen algorithm's.
 """
 from typing import Any, Callable, NamedTuple
 
 from ..errors import UsageError
-from . import halving_doubling, ring, torus
+from . import exchange as moving
+from . import halving_doubling, ring, torus, window
 from .exchange import exchange
 from .grid import make_grid, split_by_node
-
-PIECE = 1 << 20  # bytes
 
 
 class Nodes(NamedTuple):
@@ -45,10 +44,11 @@ def make_nodes(comm, ranks_per_node=None, across="ring", shape=None) -> Nodes:
 
 def allreduce(buffer, nodes, wire=None):
     """Sum `buffer` over all ranks of all nodes, in place, the same bits everywhere."""
-    reduce_in_node(buffer, nodes.node)
+    shared = window.serves(buffer, nodes.node)
+    (window.reduce_to_leader if shared else reduce_in_node)(buffer, nodes.node)
     if nodes.leaders is not None:
         nodes.across(buffer, nodes.leaders, wire)
-    broadcast_in_node(buffer, nodes.node)
+    (window.broadcast_from_leader if shared else broadcast_in_node)(buffer, nodes.node)
 
 
 def reduce_in_node(buffer, node):
@@ -76,7 +76,7 @@ def broadcast_in_node(buffer, node):
 
 
 def _pieces(buffer) -> list:
-    step = max(1, PIECE // buffer.itemsize)
+    step = max(1, min(moving.SEGMENT, moving.LIMIT) // buffer.itemsize)
     return [buffer[i:i + step] for i in range(0, max(1, buffer.size), step)]
 
 

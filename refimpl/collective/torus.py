@@ -11,11 +11,12 @@ column j; its sub-chunk i is the left fold of these row sums starting at row i.
 Costs per rank: 2(C-1) + 2(R-1) messages, 2(N-1)/N of the buffer's bytes, as the ring. The paper counts
 2(X-1), the row phases alone.
 """
-from . import ring
+from . import ring, window
 
 
 def allreduce(buffer, grid, wire=None):
     """Sum `buffer` over all ranks of the grid, in place, the same bits everywhere."""
-    owned = ring.reduce_scatter(buffer, grid.row, wire, phase="row reduce-scatter")
+    along = window if window.serves(buffer, grid.row, wire) else ring  # the same bits
+    owned = along.reduce_scatter(buffer, grid.row, wire, phase="row reduce-scatter")
     ring.allreduce(owned, grid.column, wire, phase="column ")
-    ring.all_gather(buffer, grid.row, wire, phase="row all-gather")
+    along.all_gather(buffer, grid.row, wire, phase="row all-gather")
