@@ -171,3 +171,36 @@ def test_a_byte_may_stand_for_many():
 def test_no_ranks_is_refused():
     with pytest.raises(UsageError, match="0 ranks"):
         run(0, lambda comm: None)
+
+
+class DeviceArray:
+    """What a CuPy array offers, with no way to the host: any NumPy function on it fails."""
+
+    def __init__(self, data):
+        self._data = data
+        self.dtype, self.ndim, self.nbytes, self.size = data.dtype, 1, data.nbytes, data.size
+
+    def __len__(self):
+        return len(self._data)
+
+    def __array__(self, *_):
+        raise TypeError("implicit conversion to a NumPy array is not allowed")
+
+    def __getitem__(self, key):
+        return DeviceArray(self._data[key])
+
+    def __setitem__(self, key, value):
+        self._data[key] = value._data
+
+    def copy(self):
+        return DeviceArray(self._data.copy())
+
+
+def test_device_buffers_never_come_to_the_host():
+    def program(comm):
+        mine, into, all_of_them = (DeviceArray(np.full(n, comm.rank)) for n in (3, 3, 12))
+        comm.Sendrecv(mine, (comm.rank + 1) % 4, 0, into, (comm.rank - 1) % 4, 0)
+        comm.Allgather(into, all_of_them)
+        comm.Bcast(mine, 3)
+        return all_of_them._data.tolist(), mine._data.tolist()
+    assert run(4, program).results == [([3] * 3 + [0] * 3 + [1] * 3 + [2] * 3, [3] * 3)] * 4

@@ -21,11 +21,12 @@ def array_of(spec):
 
 class Request:
     """One end of a message: what Isend and Irecv return, and what Wait waits for."""
-    __slots__ = ("comm", "sends", "peer", "tag", "data", "done", "asleep")
+    __slots__ = ("comm", "sends", "peer", "tag", "data", "done", "work", "asleep")
 
     def __init__(self, comm, sends, peer, tag, data):
         self.comm, self.sends, self.peer, self.tag, self.data = comm, sends, peer, tag, data
-        self.done, self.asleep = None, False  # clock when complete; is its rank blocked on it
+        self.done, self.work = None, 0.0  # clock when complete; seconds to deal with what came
+        self.asleep = False
 
     def Wait(self, status=None) -> bool:
         """Block until the buffer may be used again."""
@@ -33,8 +34,8 @@ class Request:
         if self.done is None:
             self.asleep = True
             self.comm.world.block(me, self)
-        elif self.done > me.clock:  # ranks that are behind this moment go first
-            self.comm.world.wake(me, self.done)
+        elif self.work or self.done > me.clock:  # ranks that are behind this moment go first
+            self.comm.world.wake(me, max(me.clock, self.done) + self.work)
             self.comm.world.block(me, self)
         return True
 
@@ -172,9 +173,14 @@ class Comm:
                                lambda values: [values[root].copy()] * len(values))
 
     def Allgather(self, sendbuf, recvbuf):
-        mine, out = array_of(sendbuf), array_of(recvbuf)
-        for r, part in enumerate(self.meet("Allgather", mine.copy(), lambda v: [v] * len(v))):
-            out[r * len(mine):(r + 1) * len(mine)] = part
+        out = array_of(recvbuf)
+
+        def combine(values):
+            n, joined = len(values[0]), out.copy()
+            for r, value in enumerate(values):
+                joined[r * n:(r + 1) * n] = value
+            return [joined] * len(values)
+        out[...] = self.meet("Allgather", array_of(sendbuf).copy(), combine)
 
     def Allreduce(self, sendbuf, recvbuf, op=None):
         """Sum in rank order; `op` MPI.MIN and MPI.MAX are known too. sendbuf may be IN_PLACE."""
@@ -260,10 +266,10 @@ def move(send: Request, receive: Request) -> None:
     count[1] += nbytes
     if world.cost:
         now = max(here.clock, there.clock)
-        send.done, receive.done = world.cost.transfer(here, there, nbytes, now)
+        send.done, receive.done, receive.work = world.cost.transfer(here, there, nbytes, now)
     else:
         send.done = receive.done = 0.0
     if send.asleep:
         world.wake(here, send.done)
     if receive.asleep:
-        world.wake(there, receive.done)
+        world.wake(there, receive.done + receive.work)
