@@ -41,9 +41,10 @@ def main():
             from refimpl.data.check import run
             return run(a.path, a.processes, a.json, _progress)
         from refimpl.data.pack import pack
-        for note in pack(a.source, a.out, a.short_side, a.quality, a.at_most, a.truth, a.processes,
-                         _progress):
-            print(note, file=sys.stderr)
+        notes = pack(a.source, a.out, a.short_side, a.quality, a.at_most, a.truth, a.processes,
+                     _progress)
+        print(*notes[:20], *[f"... and {len(notes) - 20} more"] * (len(notes) > 20), sep="\n",
+              end="\n" * bool(notes), file=sys.stderr)
         print(f"{a.out}: written and read back")
         return 0
     except UsageError as error:

@@ -2,6 +2,9 @@
 
     train: crop of 8-100 % of the area, aspect 3/4-4/3 --resize--> size x size, mirrored half the time
     val:   short side --resize--> short_side, then the size x size centre
+
+Pillow decodes; torch resizes (bicubic, antialiased, as fb.resnet.torch's scaling), at five times
+Pillow's speed. docs/input.md has the measurements, and the differences from torchvision.
 """
 import io
 import math
@@ -11,8 +14,7 @@ import numpy as np
 from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # no EPS: that one starts a program
-MAX_PIXELS = 89_478_485  # where Pillow only begins to warn of decompression bombs
-RESAMPLE = Image.Resampling.BILINEAR
+MAX_PIXELS = 89_478_485  # where Pillow begins to warn of decompression bombs
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -26,20 +28,37 @@ def draws(seed, epoch, sample):
 
 
 def opened(data):
-    """The undecoded image; ValueError if no image, of a format not wanted, or too large."""
-    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    """The undecoded image; BadImage if no image, of a format not wanted, or too large."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Exception as error:  # Pillow raises nearly anything on a hostile file
+        raise BadImage(str(error).partition(" <_io")[0] if data else "empty file") from None
     if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} is more than {MAX_PIXELS} pixels")
+        raise BadImage(f"{image.width} x {image.height} is more than {MAX_PIXELS} pixels")
     return image
 
 
 def rgb(image):
-    """Three 8-bit channels of any mode; alpha is dropped; EXIF rotation is not applied."""
-    if image.mode.startswith("I"):  # 16-bit grey: convert alone would clip to white
-        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    elif image.mode == "F":
-        raise ValueError("floating-point pixels")
-    return image if image.mode == "RGB" else image.convert("RGB")
+    """Decoded, three 8-bit channels of any mode; alpha is dropped; EXIF rotation is not applied."""
+    try:
+        image.load()
+        if image.mode.startswith("I"):  # 16-bit grey: convert alone would clip to white
+            image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        elif image.mode == "F":
+            raise ValueError("floating-point pixels")
+        return image if image.mode == "RGB" else image.convert("RGB")
+    except Exception as error:
+        raise BadImage(f"{type(error).__name__}: {error}") from None
+
+
+def reduced(image, ratio):
+    """Have a JPEG decoded at 1/2, 1/4 or 1/8 (DCT scaling) if no smaller than ratio; return 2, 4, 8 or 1."""
+    width = image.width
+    if image.format in ("JPEG", "MPO") and ratio <= 0.5:
+        image.draft(None, (math.ceil(width * ratio), math.ceil(image.height * ratio)))
+    return max(round(width / image.width), 1)
 
 
 def crop_box(width, height, rng):
@@ -54,49 +73,47 @@ def crop_box(width, height, rng):
             left = int(rng.random() * (width - w + 1))
             top = int(rng.random() * (height - h + 1))
             return left, top, left + w, top + h
-    return centre_box(width, height, 1, 1)
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
 
 
-def centre_box(width, height, size, short_side):
-    """The part of the source that the size x size centre of the resized image is made from."""
-    short = min(width, height)
-    w, h = (int(short_side * side / short) for side in (width, height))
-    left, top = round((w - size) / 2), round((h - size) / 2)
-    return (left * width / w, top * height / h, (left + size) * width / w, (top + size) * height / h)
-
-
-def resized(image, box, size):
-    """The box as (width, height); a JPEG is decoded at 1/2, 1/4 or 1/8 where that leaves enough."""
-    left, top, right, bottom = box
-    want = max(size[0] / (right - left), size[1] / (bottom - top))
-    if image.format in ("JPEG", "MPO") and want <= 0.5:
-        width, height = image.size
-        image.draft(None, (math.ceil(width * want), math.ceil(height * want)))
-        shrunk = max(round(width / image.width), 1)
-        box = [side / shrunk for side in box]
-        box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
-    return rgb(image).resize(size, RESAMPLE, box)
+def _resize(image, width, height):
+    """Pixels uint8 [height, width, 3]; within 1 level of Pillow's BICUBIC resize."""
+    import torch
+    pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)  # channels last
+    out = torch.nn.functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True)
+    return out.permute(0, 2, 3, 1)[0].numpy()
 
 
 def train_view(data, size, rng):
     """A random crop or its mirror, uint8 [size, size, 3] (Goyal, section 5.1)."""
     image = opened(data)
-    box, mirror = crop_box(*image.size, rng), rng.random() < 0.5
-    pixels = np.asarray(resized(image, box, (size, size)))
-    return pixels[:, ::-1] if mirror else pixels
+    left, top, right, bottom = crop_box(*image.size, rng)
+    scale = reduced(image, size / min(right - left, bottom - top))
+    box = [min(round(edge / scale), limit)
+           for edge, limit in zip((left, top, right, bottom), image.size * 2)]
+    image = rgb(image).crop(box)
+    if rng.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return _resize(image, size, size)
 
 
 def val_view(data, size, short_side):
     """The centre crop, uint8 [size, size, 3]."""
     image = opened(data)
-    return np.asarray(resized(image, centre_box(*image.size, size, short_side), (size, size)))
+    short = min(image.size)
+    width, height = (int(short_side * side / short) for side in image.size)
+    reduced(image, short_side / short)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return _resize(rgb(image), width, height)[top:top + size, left:left + size]
 
 
 def view(get, path, make):
-    """make(get()) and the warnings it gave; whatever goes wrong becomes BadImage with the path."""
+    """make(get()) and the warnings it gave; BadImage names the path, also if it cannot be read."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             return make(get()), [f"{path}: {w.message}" for w in heard]
-        except Exception as error:  # Pillow raises nearly anything on a hostile file
-            raise BadImage(f"{path}: {type(error).__name__}: {error}") from None
+        except (BadImage, OSError) as error:
+            raise BadImage(f"{path}: {getattr(error, 'strerror', None) or error}") from None

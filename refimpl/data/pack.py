@@ -89,8 +89,10 @@ def _shrunk(data, short_side, quality):
     if scale == 1 and image.format == "JPEG":
         return data
     size = tuple(max(1, round(side * scale)) for side in image.size)
+    images.reduced(image, scale)
     out = io.BytesIO()
-    images.resized(image, (0, 0, *image.size), size).save(out, "JPEG", quality=quality, optimize=True)
+    images.rgb(image).resize(size, images.Image.Resampling.BICUBIC).save(
+        out, "JPEG", quality=quality, optimize=True)
     return out.getvalue()
 
 
