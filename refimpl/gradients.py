@@ -55,7 +55,7 @@ class Gradients:
     """
 
     def __init__(self, model: nn.Module, bucket_values: int = 1 << 62, wire: str | None = None,
-                 sum_: str = "plain", storage: Callable[[int], Tensor] | None = None) -> None:
+                 sum_: str = "plain", storage: Callable[[int, torch.dtype], Tensor] | None = None) -> None:
         self.parameters = list(model.parameters())[::-1]
         device = self.parameters[0].device
         statistics = [(module, name) for module in batch_norms(model)
@@ -65,10 +65,10 @@ class Gradients:
         count = sum(getattr(*s).numel() for s in statistics)
         self.buckets = plan_buckets(sizes, bucket_values, count + len(TAIL), wire)
         total = self.values + count + len(TAIL)
-        exact = sum_ == "exact"
+        self.exact = sum_ == "exact"
         make = storage or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=device))
-        self.summed = make(total, torch.int64 if exact else torch.float32)
-        self.flat = torch.zeros(total, device=device) if exact else self.summed
+        self.summed = make(total, torch.int64 if self.exact else torch.float32)
+        self.flat = torch.zeros(total, device=device) if self.exact else self.summed
         self.updates = self.flat[self.values:self.values + count]
         self.tail = self.flat[-len(TAIL):]
         self.running = torch.zeros(count, device=device)  # the batch norms' buffers, as one
@@ -90,55 +90,65 @@ class Gradients:
         """Take the batch norms' present buffers as the common ones (after loading a file)."""
         self.common.copy_(self.running)
 
-    def clear(self) -> None:
+    def clear(self, workers: int, kn: int) -> None:
+        """Start a step of `workers` workers and kn samples."""
+        self.workers, self.kn = workers, kn
         self.summed.zero_()
-        self.flat.zero_()
+        if self.exact:
+            self.flat.zero_()
 
-    def begin_worker(self) -> None:
+    def begin_worker(self, last: bool = False) -> None:
+        """Every worker starts from the common running statistics. last: of this rank, this step."""
         self.running.copy_(self.common)
+        self.converted, self.last = 0, last
 
-    def end_worker(self, loss: Tensor, correct: Tensor, workers: int, kn: int) -> None:
+    def end_worker(self, loss: Tensor, correct: Tensor) -> None:
         """Add this worker's batch-norm update / k, its loss (already / kn) and correct / kn."""
-        self.updates.add_(self.running - self.common, alpha=1 / workers)
+        self.updates.add_(self.running - self.common, alpha=1 / self.workers)
         self.tail[0] += loss.detach()
-        self.tail[1] += correct / kn
-        if self.summed is not self.flat:
-            self._add_exactly(workers)
+        self.tail[1] += correct / self.kn
+        self.convert(len(self.flat))
 
-    def _add_exactly(self, workers: int) -> None:
-        limit, bad = RANGE / workers, 0
-        for flat, summed in zip(self.flat.split(PIECE), self.summed.split(PIECE)):
+    def convert(self, stop: int) -> None:
+        """Exact sums: add this worker's values up to `stop` as integers; they are then zero again."""
+        if not self.exact:
+            return
+        limit, bad = RANGE / self.workers, 0
+        part = slice(self.converted, stop)
+        for flat, summed in zip(self.flat[part].split(PIECE), self.summed[part].split(PIECE)):
             inside = flat.abs() < limit  # false for NaN too
             bad = bad + (~inside).sum()
             summed.add_((torch.where(inside, flat, 0.0).double() / QUANTUM).round_().long())
+            flat.zero_()
         self.summed[-1] += bad  # a count, not a multiple of the quantum
-        self.flat.zero_()
+        self.converted = stop
 
     def request_stop(self) -> None:
         """Tell all ranks, with this step's sum, that this one was asked to stop."""
         self.summed[-2] += 1
 
     def reduce(self, allreduce: Callable, scale: float = 1.0) -> dict[str, float]:
-        """The naive twin: each bucket summed over the ranks, one after another, after backward.
-
-        `allreduce(array, wire)` sums in place over the ranks. Returns the tail's sums.
-        """
-        self.running.copy_(self.common)
+        """Sum every bucket over the ranks, one after another, after backward: the naive twin of
+        `overlap.Overlap`. `allreduce(array, wire)` sums in place. Returns the tail's sums."""
         for bucket in self.buckets:
-            allreduce(as_array(self.summed[bucket.start:bucket.stop]), bucket.wire)
+            self.reduce_bucket(bucket, allreduce)
         return self.finish(scale)
+
+    def reduce_bucket(self, bucket: Bucket, allreduce: Callable) -> None:
+        allreduce(as_array(self.summed[bucket.start:bucket.stop]), bucket.wire)
 
     def finish(self, scale: float) -> dict[str, float]:
         """Sums to float32, loss scale off (a power of two); returns the tail by name.
 
         "overflow" is above 0 where any value was not finite or out of range, on all ranks alike.
         """
-        if self.summed is not self.flat:
+        self.running.copy_(self.common)
+        if self.exact:
             for flat, summed in zip(self.flat.split(PIECE), self.summed.split(PIECE)):
                 flat.copy_(summed.double() * QUANTUM)
             self.tail[2:] = self.summed[-2:]
         sums = dict(zip(TAIL, self.tail.tolist()))
-        if self.summed is self.flat:
+        if not self.exact:
             largest = torch.linalg.vector_norm(self.flat, float("inf"))
             sums["overflow"] = float(not torch.isfinite(largest))
         if scale != 1.0:

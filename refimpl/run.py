@@ -1,5 +1,6 @@
 """What a run is made of: data, model, flat gradients, allreduce, log; and what happens between steps."""
 import contextlib
+import functools
 import hashlib
 import signal
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from refimpl import checkpoint, config, evaluate, launch
 from refimpl.collective import allreducer, guard
+from refimpl.collective.grid import split_by_node
 from refimpl.data.images import MEAN, STD
 from refimpl.data.index import open_index
 from refimpl.data.loader import stream
@@ -17,6 +19,7 @@ from refimpl.errors import UsageError
 from refimpl.gradients import Gradients
 from refimpl.model import ResNet, initialise
 from refimpl.optimizer import LossScale, Optimizer
+from refimpl.overlap import Overlap
 from refimpl.ranks import everywhere
 from refimpl.runlog import RunLog
 from refimpl.schedule import Moment, Schedule
@@ -84,6 +87,9 @@ class Run:
         wire = None if s.wire == "none" else s.wire
         self.gradients = Gradients(self.model, max(1, int(s.bucket_mb * 1e6 / 4)), wire, s.sum,
                                    self._storage)
+        self.reduce = functools.partial(self.gradients.reduce, self.allreduce)
+        if s.overlap == "on" or s.overlap == "auto" and not self._one_cpu_node():
+            self.reduce = Overlap(self.gradients, self.allreduce).reduce
         self.count = allreducer("ring", self.comm)  # for the integers of validation
         self.optimizer = Optimizer(
             self.model, s.optimizer, s.momentum_form, s.momentum_correction, s.nesterov,
@@ -93,6 +99,13 @@ class Run:
         self.loss = nn.CrossEntropyLoss(label_smoothing=s.label_smoothing, reduction="sum")
         mean, std = (torch.tensor(c, device=self.device).view(1, 3, 1, 1) for c in (MEAN, STD))
         self.shift, self.per_level = -mean / std, 1 / (255 * std)
+
+    def _one_cpu_node(self) -> bool:
+        """Where adding and computing share the same cores, nothing can hide behind anything."""
+        node = split_by_node(self.comm)
+        alone = node.size == self.comm.size and self.device.type == "cpu"
+        node.Free()
+        return alone
 
     def _storage(self, values: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeroed memory for the sums; on a CPU where the algorithm likes it (a shared window)."""

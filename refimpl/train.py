@@ -32,19 +32,19 @@ def train(settings: config.Settings, comm) -> int:
 def train_step(run, moment: Moment) -> dict[str, float]:
     """One minibatch of kn samples; returns mean loss and top-1 over all of it, on every rank."""
     gradients, scale = run.gradients, run.scale
-    gradients.clear()
-    for _ in run.workers(moment):
+    gradients.clear(moment.workers, moment.kn)
+    for worker in (mine := run.workers(moment)):
         images, labels = run.next_batch()
-        gradients.begin_worker()
+        gradients.begin_worker(last=worker == mine[-1])
         with run.autocast():
             logits = run.model(images)
             loss = run.loss(logits, labels) / moment.kn  # Goyal, remark 3: over kn, not n
         (loss * scale.value).backward()
-        gradients.end_worker(loss, (logits.argmax(1) == labels).sum(), moment.workers, moment.kn)
+        gradients.end_worker(loss, (logits.argmax(1) == labels).sum())
     if run.asked_to_stop:
         gradients.request_stop()
     with run.clock("allreduce"):
-        sums = gradients.reduce(run.allreduce, scale.value)
+        sums = run.reduce(scale.value)
     if scale.accept(sums, moment):  # the same decision on every rank, before any weight changes
         run.optimizer.step(moment.lr, moment.momentum, moment.lr_previous)
         gradients.apply_statistics()

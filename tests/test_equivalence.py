@@ -148,3 +148,26 @@ def test_a_rank_that_plays_several_workers_adds_them_in_worker_order(comm):
         N = kept
     for p, q in zip(model.parameters(), run.model.parameters()):
         assert torch.equal(p, q)
+
+
+@pytest.mark.ranks(2, 3)
+def test_the_allreduce_behind_backward_gives_the_bits_of_the_naive_twin(comm):
+    where = folder(comm)
+    for more in ((), ("--wire", "bfloat16"), ("--sum", "exact"), ("--optimizer", "lars_nnl"),
+                 ("--precision", "bf16", "--wire", "float16")):
+        more = ("--workers", "4", "--n", "2", "--bucket-mb", "0.005", "--allreduce", "ring", *more)
+        naive, behind = (trained(comm, where, *more, "--overlap", mode) for mode in ("off", "on"))
+        assert len(behind.gradients.buckets) > 4
+        assert checkpoint.digest(naive) == checkpoint.digest(behind), more
+
+
+@pytest.mark.ranks(3)
+def test_ranks_without_a_worker_in_a_band_add_zeros(comm):
+    where = folder(comm)
+    from mpi4py import MPI
+    more = ("--bands", "1:2x6 3:4x3", "--sum", "exact")
+    alone = trained(MPI.COMM_SELF, where, *more, "--name", f"alone{comm.rank}")
+    for overlap in ("off", "on"):
+        run = trained(comm, where, *more, "--overlap", overlap)
+        assert run.schedule.at(0).workers == 2 and run.schedule.at(STEPS - 1).workers == 4
+        assert checkpoint.digest(run) == checkpoint.digest(alone)
