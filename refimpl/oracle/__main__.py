@@ -56,7 +56,8 @@ def main(argv: list[str]) -> int:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("refimpl.oracle", usage="python -m refimpl.oracle prints it")
+    parser = argparse.ArgumentParser("refimpl.oracle")
+    parser.error = lambda message: need(False, f"{message}; without arguments it prints its usage")
     parser.add_argument("verb", choices=("gen", "inputs", "expect", "check", "explain", "identify",
                                          "self", "diff", "state"))
     parser.add_argument("paths", nargs="*")
@@ -70,7 +71,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--scale", choices=SCALES, default="sum")
     parser.add_argument("--nan-bits", action="store_true")
     parser.add_argument("--band", action="store_true")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def _gen(options) -> int:
