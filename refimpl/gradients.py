@@ -92,7 +92,7 @@ class Gradients:
 
     def clear(self, workers: int, kn: int) -> None:
         """Start a step of `workers` workers and kn samples."""
-        self.workers, self.kn = workers, kn
+        self.workers, self.kn, self.last = workers, kn, False
         self.summed.zero_()
         if self.exact:
             self.flat.zero_()
