@@ -83,8 +83,9 @@ def reduce_scatter(buffer, comm, wire=None, phase="reduce-scatter"):
     """The ring's reduce_scatter, for a buffer in a window."""
     (shared, views), size, owned = _find(buffer, comm), comm.size, comm.rank + 1
     shared.meet(comm, phase)
-    _fold([chunk(views[r % size], size, owned) for r in range(owned, owned + size)],
-          chunk(buffer, size, owned))
+    others = [chunk(views[r % size], size, owned) for r in range(owned, owned + size - 1)]
+    if others:
+        _fold(others, chunk(buffer, size, owned))
     return chunk(buffer, size, owned)
 
 
@@ -101,8 +102,11 @@ def reduce_to_leader(buffer, node):
     """Every rank adds up one chunk, (x0 + x1) + ..., in the leader's buffer."""
     shared, views = _find(buffer, node)
     shared.meet(node, "node reduce")
-    parts = [chunk(view, node.size, node.rank) for view in views]
-    _fold(parts, parts[0])
+    total, *others = (chunk(view, node.size, node.rank) for view in views)
+    step = max(1, BLOCK // total.itemsize)
+    for low in range(0, total.size, step):
+        for other in others:
+            add(total[low:low + step], other[low:low + step])
     shared.meet(node, "node reduce")
 
 
@@ -115,17 +119,18 @@ def broadcast_from_leader(buffer, node):
     shared.meet(node, "node broadcast")
 
 
-def _fold(parts, out):
-    """out = ((p0 + p1) + p2) + ..., a block at a time; out may be one of the parts."""
-    step = max(1, BLOCK // out.itemsize)
-    total = numpy.empty(min(step, out.size), out.dtype)
-    for low in range(0, out.size, step):
-        first, *others = (part[low:low + step] for part in parts)
-        partial = total[:first.size]
-        partial[...] = first
-        for other in others:
-            add(partial, other)
-        out[low:low + step] = partial
+def _fold(others, own):
+    """own = ((o0 + o1) + ...) + own, a block at a time."""
+    step = max(1, BLOCK // own.itemsize)
+    total = numpy.empty(min(step, own.size), own.dtype)
+    for low in range(0, own.size, step):
+        first, *more = (other[low:low + step] for other in others)
+        if more:
+            total[:first.size] = first
+            first = total[:first.size]
+        for other in more:
+            add(first, other)
+        add(own[low:low + step], first)
 
 
 def _find(buffer, comm):

@@ -1,0 +1,183 @@
+"""Time each algorithm over message sizes: `mpirun -np N python -m refimpl.bench allreduce`.
+
+As nccl-tests defines them: algbw = bytes / time, busbw = algbw * 2(n-1)/n, in GB/s = 1e9 bytes/s, for
+every algorithm alike; the time is that of the slowest rank. K and M in sizes are 1024 and 1024^2.
+All algorithms take turns within each repetition, so that a busy machine harms them alike.
+"""
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy
+
+from ..collective import ALGORITHMS, allreducer
+from ..errors import UsageError
+from ..collective.guard import Watchdog
+
+COLUMNS = ("algorithm", "bytes", "ranks", "median_s", "min_s", "max_s", "n", "algbw", "busbw")
+
+
+def main(argv: list[str]) -> None:
+    args = parse(argv)
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    with Watchdog(args.timeout):
+        rows = []
+        for length in args.sizes:
+            rows += measure(comm, length, args)
+            if comm.rank == 0:
+                show(rows[-len(args.algorithms):], header=len(rows) == len(args.algorithms))
+    if comm.rank == 0:
+        if args.json:
+            with open(args.json, "a") as file:
+                file.writelines(json.dumps({**row, **about(MPI)}) + "\n" for row in rows)
+        if args.plot:
+            plot(rows, args.plot)
+
+
+def parse(argv):
+    known = (*ALGORITHMS, "gloo")
+    parser = argparse.ArgumentParser(prog="refimpl.bench allreduce")
+    parser.add_argument("--algorithms", nargs="+", default=list(known), choices=known)
+    parser.add_argument("--sizes", default="4K:128M", help="bytes: 64K, or FIRST:LAST in steps of 8")
+    parser.add_argument("--grid", help="RxC of the torus")
+    parser.add_argument("--ranks-per-node", type=int, help="of hierarchical; default: as they are")
+    parser.add_argument("--wire", choices=("float16", "bfloat16"))
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=300, help="seconds before a hang is ended")
+    parser.add_argument("--json", metavar="F", help="append a line per measurement")
+    parser.add_argument("--plot", metavar="F", help="draw busbw over bytes (PNG, SVG or PDF)")
+    args = parser.parse_args(argv)
+    args.sizes = [size // 4 for size in sizes(args.sizes)]
+    args.grid = grid(args.grid)
+    if args.wire:
+        args.algorithms = [a for a in args.algorithms if a not in ("mpi", "gloo")]
+    return args
+
+
+def sizes(text: str) -> list[int]:
+    """Bytes: "102228128" or "64K" is one size, "4K:128M" is 4K, 32K, 256K, ... and 128M."""
+    ends = [re.fullmatch(r"(\d+)([KM]?)", part) for part in text.split(":")]
+    if not all(ends) or len(ends) > 2:
+        raise UsageError(f"--sizes {text!r}: write bytes as 64K, 102228128 or 4K:128M")
+    first, last = (int(e[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[e[2]] for e in (ends[0], ends[-1]))
+    steps = []
+    while first < last:
+        steps.append(first)
+        first *= 8
+    return [*steps, last]
+
+
+def grid(text: str | None) -> tuple[int, int] | None:
+    """"2x4" is 2 rows of 4."""
+    if text and not (match := re.fullmatch(r"(\d+)x(\d+)", text)):
+        raise UsageError(f"--grid {text!r}: write rows x columns, as 2x4")
+    return (int(match[1]), int(match[2])) if text else None
+
+
+def measure(comm, length: int, args) -> list[dict]:
+    """Rows of all algorithms for one buffer of `length` float32 values; results are checked."""
+    reducers = {name: reducer(name, comm, length, args) for name in args.algorithms}
+    index = numpy.arange(length, dtype=numpy.int32) % 7
+    mine, total = index + comm.rank, index * comm.size + comm.size * (comm.size - 1) // 2
+    times: dict[str, list[float]] = {name: [] for name in reducers}
+    for repeat in range(args.warmup + args.repeats):
+        for name, (reduce, buffer) in reducers.items():
+            buffer[:] = mine
+            seconds = slowest(comm, lambda: reduce(buffer))
+            if not (buffer == total).all():
+                raise RuntimeError(f"rank {comm.rank}: {name} gave a wrong sum of {length} values")
+            if repeat >= args.warmup:
+                times[name].append(seconds)
+    return [row(name, 4 * length, comm.size, t) for name, t in times.items()]
+
+
+def reducer(name: str, comm, length: int, args):
+    """(function that reduces in place, a buffer that suits it)."""
+    if name == "gloo":
+        return gloo(comm), numpy.empty(length, numpy.float32)
+    options = {"ranks_per_node": args.ranks_per_node} if name == "hierarchical" else {}
+    reduce = allreducer(name, comm, args.grid if name == "torus" else None, check="first", **options)
+    buffer = (reduce.empty if name == "window" else numpy.empty)(length, numpy.float32)
+    return (lambda b: reduce(b, wire=args.wire)), buffer
+
+
+def gloo(comm):
+    """torch.distributed's allreduce; on one host over the loopback device."""
+    import torch
+    import torch.distributed as dist
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        store = numpy.array([0])
+        if comm.rank == 0:
+            server = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+            store[0] = server.port
+        comm.Bcast(store, root=0)
+        host = numpy.frombuffer(platform.node().encode().ljust(256, b"\0"), numpy.uint8).copy()
+        mine = bytes(host)
+        comm.Bcast(host, root=0)
+        if bytes(host) == mine:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        name = "127.0.0.1" if bytes(host) == mine else bytes(host).rstrip(b"\0").decode()
+        client = server if comm.rank == 0 else dist.TCPStore(name, int(store[0]), is_master=False)
+        dist.init_process_group("gloo", store=client, rank=comm.rank, world_size=comm.size)
+    return lambda buffer: dist.all_reduce(torch.from_numpy(buffer))
+
+
+def slowest(comm, call, clock=time.perf_counter) -> float:
+    """Seconds from a common start until the last rank is done."""
+    from mpi4py import MPI
+    comm.Barrier()
+    start = clock()
+    call()
+    seconds = numpy.array([clock() - start])
+    comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+    return float(seconds[0])
+
+
+def row(name: str, nbytes: int, ranks: int, times: list[float]) -> dict:
+    """Bandwidths are those of the median, in GB/s."""
+    median = statistics.median(times)
+    algbw = nbytes / median / 1e9
+    return dict(zip(COLUMNS, (name, nbytes, ranks, median, min(times), max(times), len(times),
+                              algbw, algbw * 2 * (ranks - 1) / ranks)))
+
+
+def show(rows: list[dict], header: bool) -> None:
+    if header:
+        print(f"{'algorithm':17}{'bytes':>11}{'ranks':>6}{'median ms':>11}{'min ms':>9}{'max ms':>9}"
+              f"{'n':>4}{'algbw GB/s':>12}{'busbw GB/s':>12}")
+    for r in rows:
+        print(f"{r['algorithm']:17}{r['bytes']:11}{r['ranks']:6}{r['median_s'] * 1e3:11.3f}"
+              f"{r['min_s'] * 1e3:9.3f}{r['max_s'] * 1e3:9.3f}{r['n']:4}{r['algbw']:12.3f}"
+              f"{r['busbw']:12.3f}", flush=True)
+
+
+def about(MPI) -> dict:
+    """What a number needs beside it: MPI, machine and commit."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                         cwd=os.path.dirname(__file__))
+    return {"mpi": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
+            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+            "commit": git.stdout.strip()}
+
+
+def plot(rows: list[dict], path: str) -> None:
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    for name in dict.fromkeys(r["algorithm"] for r in rows):
+        mine = [r for r in rows if r["algorithm"] == name]
+        pyplot.loglog([r["bytes"] for r in mine], [r["busbw"] for r in mine], "o-", label=name)
+    pyplot.xlabel("bytes")
+    pyplot.ylabel("busbw, GB/s")
+    pyplot.title(f"allreduce, {rows[0]['ranks']} ranks, float32")
+    pyplot.legend()
+    pyplot.savefig(path)
