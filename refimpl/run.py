@@ -23,6 +23,7 @@ from refimpl.overlap import Overlap
 from refimpl.ranks import everywhere
 from refimpl.runlog import RunLog
 from refimpl.schedule import Moment, Schedule
+from refimpl.state import State
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STOPPED = 75  # EX_TEMPFAIL: a batch script may requeue
@@ -88,8 +89,10 @@ class Run:
         self.gradients = Gradients(self.model, max(1, int(s.bucket_mb * 1e6 / 4)), wire, s.sum,
                                    self._storage)
         self.reduce = functools.partial(self.gradients.reduce, self.allreduce)
-        if s.overlap == "on" or s.overlap == "auto" and not self._one_cpu_node():
+        behind = s.overlap == "on" or s.overlap == "auto" and not self._one_cpu_node()
+        if behind and not s.state:
             self.reduce = Overlap(self.gradients, self.allreduce).reduce
+        self.state = State(self, s.state) if s.state else None
         self.count = allreducer("ring", self.comm)  # for the integers of validation
         self.optimizer = Optimizer(
             self.model, s.optimizer, s.momentum_form, s.momentum_correction, s.nesterov,
@@ -132,7 +135,11 @@ class Run:
         with self.clock("waiting for data"):
             batch = next(self.batches)
         self.log.replaced += batch.replaced
-        return self.normalise(batch.images), batch.labels.to(self.device, non_blocking=True)
+        images = self.normalise(batch.images)
+        if self.state:
+            self.state.images.append(images.cpu())
+            self.state.labels.append(batch.labels)
+        return images, batch.labels.to(self.device, non_blocking=True)
 
     def stream_settings(self) -> dict:
         s = self.settings
@@ -180,6 +187,8 @@ class Run:
         s = self.settings
         self.step = moment.step + 1
         self.log.record(moment, sums)
+        if self.state:
+            self.state.write(moment, sums)
         ends = moment.last_of_epoch or self.step == self.schedule.total_steps
         if ends or (s.check_every and self.step % s.check_every == 0):
             guard.agree(self.comm, weights=checkpoint.digest(self))
