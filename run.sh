@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./run.sh                    set up, then the main job: the demo recipe on 4 ranks
+# ./run.sh [SETTING ...]      set up, then the main job: the demo recipe on 4 ranks
 # ./run.sh test [PYTEST ARG]  set up, then the tests
 # ./run.sh RECIPE [SETTING]   set up, then a recipe, e.g. ./run.sh goyal_8k --data /data/imagenet.zip
 # ./run.sh setup | launch-check | gpu-check
@@ -100,6 +100,7 @@ case "${1:-demo}" in
         cd "$root" && exec "$python" -m pytest "$@" ;;
     launch-check) shift; launch -m refimpl.launch --check "$@" ;;
     gpu-check) shift; cd "$root" && exec "$python" -m tests.gpu_check "$@" ;;
+    -*) launch -m refimpl.train "$@" ;;
     *)
         recipe=${1:-demo}; shift || true
         launch -m refimpl.train --recipe "$recipe" "$@" ;;
