@@ -1,0 +1,211 @@
+"""What a message costs on a cluster: as clocks of simulated ranks, and in closed form.
+
+    one message    latency + overhead + bytes / bandwidth, on a channel that is free; then the add
+    channels       ranks of a node share its cards (between) or copy engines (inside), out and in
+    leaf           messages between leaves share an uplink of all cards' bandwidth / oversubscription
+    segments       beyond exchange.SEGMENT, one segment is added while the next is under way
+"""
+import pathlib
+
+import numpy as np
+
+from refimpl.collective import exchange
+from refimpl.errors import UsageError
+from refimpl.simulate.comm import run
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
+
+COPIES = ("all-gather", "doubling", "blocks down", "broadcast")  # phases that add nothing
+FOLDER = pathlib.Path(__file__).parent / "clusters"
+
+
+class Cluster(dict):
+    """Constants by dotted name, in bytes and seconds; `ranges` has (low, high) of the unpublished.
+
+    Their value is the middle: geometric, or arithmetic where low is 0.
+    """
+
+    def __init__(self, name: str, changes: dict[str, float] | None = None):
+        path = FOLDER / f"{name}.toml"
+        if not path.exists():
+            names = ", ".join(sorted(p.stem for p in FOLDER.glob("*.toml")))
+            raise UsageError(f"cluster {name!r}: choose from {names}")
+        super().__init__()
+        self.name, self.ranges = name, {}
+        for table, entries in tomllib.loads(path.read_text()).items():
+            for key, entry in entries.items() if isinstance(entries, dict) else ():
+                if "value" not in entry:
+                    low, high = self.ranges[f"{table}.{key}"] = entry["low"], entry["high"]
+                    entry["value"] = (low * high) ** 0.5 if low > 0 else (low + high) / 2
+                self[f"{table}.{key}"] = entry["value"]
+        self.setdefault("rank.on_channel", 0)
+        self.update(changes or {})
+
+    def but(self, **changes) -> "Cluster":
+        """The same with other values; double underscores stand for dots."""
+        return Cluster(self.name, {**self, **{k.replace("__", "."): v for k, v in changes.items()}})
+
+
+class Cost:
+    """The cost model of `run(..., cost=)`: links are served in the order of asking."""
+
+    def __init__(self, cluster: Cluster, ranks: int):
+        self.cluster, self.place = cluster, Place(cluster, ranks)
+        self.node, self.leaf = self.place.node.tolist(), self.place.leaf.tolist()
+        self.channel = {link: self.place.channel[link].tolist() for link in LINKS}
+        self.free: dict[tuple, float] = {}  # link and direction -> clock when it is free
+
+    def transfer(self, here, there, nbytes, now):
+        """(clock when sent, clock when received, seconds to add it)."""
+        s, d, place, free = here.number, there.number, self.place, self.free
+        link = "inside" if self.node[s] == self.node[d] else "between"
+        line = place.overhead[link] + nbytes / place.rate[link]
+        add = 0.0 if here.phase.endswith(COPIES) else nbytes * place.per_byte
+        path = [((link, "out", self.channel[link][s]), line),
+                ((link, "in", self.channel[link][d]), line)]
+        if link in place.adding:
+            path[1], add = (path[1][0], line + add), 0.0
+        if self.leaf[s] != self.leaf[d]:
+            path[1:1] = [((way, self.leaf[r]), nbytes / place.uplink)
+                         for way, r in (("up", s), ("down", d))]
+        for resource, seconds in path:  # each is free for others as soon as the message is through
+            now = max(now, free.get(resource, 0.0))
+            free[resource] = now + seconds
+        end = now + seconds + place.latency[link]
+        return end, end, add
+
+    def meeting(self, size):
+        """Agreeing on a call happens once per bucket and run: not charged."""
+        return 0.0
+
+
+LINKS = ("inside", "between")
+
+
+class Place:
+    """Where ranks sit, and what the links there can do."""
+
+    def __init__(self, cluster: Cluster, ranks: int):
+        r, per_node = np.arange(ranks), int(min(cluster["node.ranks"], ranks))
+        self.node = r // per_node
+        self.leaf = (self.node // cluster["node.per_leaf"]).astype(int)
+        self.channel, self.rate, self.latency, self.overhead = {}, {}, {}, {}
+        for link in LINKS:
+            many = int(min(cluster[f"{link}.channels"], per_node))
+            self.channel[link] = self.node * many + r % per_node * many // per_node
+            self.rate[link] = cluster[f"{link}.bandwidth"] * cluster.get(f"{link}.efficiency", 1)
+            self.latency[link] = cluster[f"{link}.latency"]
+            self.overhead[link] = cluster[f"{link}.overhead"]
+        self.uplink = (self.rate["between"] * cluster["between.channels"]
+                       * cluster["node.per_leaf"] / cluster["node.oversubscription"])
+        self.per_byte = 1 / cluster["rank.add"]
+        self.adding = ("inside",) if cluster["rank.on_channel"] else ()  # who copies, adds
+
+    def round(self, source, dest, nbytes, adds) -> tuple[float, str]:
+        """Seconds until the last of these simultaneous messages is added, and the busiest link."""
+        inside = self.node[source] == self.node[dest]
+        leaves = self.leaf[source] != self.leaf[dest]
+        pieces = max(1, -(-int(nbytes) // exchange.SEGMENT))
+        worst, busiest = 0.0, ""
+        for link, mask in (("inside", inside), ("between", ~inside)):
+            if not mask.any():
+                continue
+            flows = max(np.bincount(self.channel[link][end[mask]]).max() for end in (source, dest))
+            one = self.overhead[link] + nbytes / pieces / self.rate[link]
+            add = adds * nbytes / pieces * self.per_byte
+            if link in self.adding:
+                one, add = one + add, 0.0
+            alone, name, line = self.latency[link] + one + add, link, flows * one
+            if link == "between" and leaves.any():
+                many = max(np.bincount(self.leaf[end[leaves]]).max() for end in (source, dest))
+                if many * nbytes / pieces / self.uplink > line:
+                    name, line = "uplink", many * nbytes / pieces / self.uplink
+            # on a shared link the others' messages hide latency and add: the longer one counts
+            seconds = max(line, alone) + (pieces - 1) * max(line, add, alone / 2)
+            worst, busiest = max((worst, busiest), (seconds, name))
+        return worst, busiest
+
+
+def rounds(algorithm: str, ranks: int, nbytes: float, shape=None, per_node=1,
+           across="halving_doubling"):
+    """(times, source ranks, their destinations, bytes, adds?) of every kind of round."""
+    r = np.arange(ranks)
+    if algorithm == "ring":
+        return [(ranks - 1, r, (r + 1) % ranks, nbytes / ranks, adds) for adds in (True, False)]
+    if algorithm == "torus":
+        (rows, columns), down = shape, (r + shape[1]) % ranks
+        right = r - r % columns + (r + 1) % columns
+        return [(columns - 1, r, right, nbytes / columns, True),
+                *((rows - 1, r, down, nbytes / ranks, adds) for adds in (True, False)),
+                (columns - 1, r, right, nbytes / columns, False)]
+    if algorithm == "halving_doubling":
+        return _binary_blocks(ranks, nbytes)
+    leaders = r[::per_node]
+    pieces, hops = max(1, -(-int(nbytes) // exchange.SEGMENT)), min(per_node, ranks) - 1
+    chain = r[r % per_node < min(hops, pieces)]  # links at work at the same time
+    inside = [(pieces + hops - 1, chain, chain + 1, nbytes / pieces, adds)
+              for adds in (True, False)] if hops else []
+    middle = [(times, leaders[s], leaders[d], b, adds)
+              for times, s, d, b, adds in rounds(across, len(leaders), nbytes, shape)]
+    return inside[:1] + middle + inside[1:]
+
+
+def _binary_blocks(ranks, nbytes):
+    """Rounds of the slowest way: sums climb while larger blocks still halve, results come down
+    while larger blocks already double, so what a smaller block does meanwhile costs nothing."""
+    sizes = [1 << bit for bit in reversed(range(ranks.bit_length())) if ranks >> bit & 1]
+    r, start, between = np.arange(sizes[0]), sizes[0], []
+    steps = [(1, r, r ^ 1 << s, nbytes / 2 ** (s + 1)) for s in range(sizes[0].bit_length() - 1)]
+    if len(sizes) > 1:
+        child = np.arange(start, start + sizes[1])
+        between = [(sizes[0] // sizes[1], child, child - sizes[0], nbytes / sizes[0])]
+    return [(*step, adds) for adds, part in ((True, steps + between), (False, between + steps[::-1]))
+            for step in part]
+
+
+def closed_form(cluster: Cluster, algorithm: str, ranks: int, nbytes: float, shape=None,
+                across="halving_doubling") -> dict:
+    """Seconds, messages of a rank, bytes by link class over all ranks, and the busiest class."""
+    place, per_node = Place(cluster, ranks), int(min(cluster["node.ranks"], ranks))
+    seconds, messages, share = 0.0, 0, {}
+    moved = {"inside": 0.0, "between": 0.0, "uplink": 0.0}
+    for times, source, dest, size, adds in rounds(algorithm, ranks, nbytes, shape, per_node,
+                                                  across):
+        if not (times and len(source)):
+            continue
+        took, link = place.round(source, dest, size, adds)
+        seconds, messages = seconds + times * took, messages + times
+        share[link] = share.get(link, 0.0) + times * took
+        apart = place.node[source] != place.node[dest]
+        moved["inside"] += times * size * (~apart).sum()
+        moved["between"] += times * size * apart.sum()
+        moved["uplink"] += times * size * (place.leaf[source] != place.leaf[dest]).sum()
+    return {"seconds": seconds, "rounds": messages, **moved,
+            "busiest": max(share, key=share.get, default="none")}
+
+
+def simulated(cluster: Cluster, algorithm: str, ranks: int, nbytes: float, shape=None,
+              across="halving_doubling"):
+    """The World after the algorithm itself ran on clocks; a real element stands for many bytes."""
+    from refimpl.collective import allreducer
+    pieces = max(1, int(nbytes) // exchange.SEGMENT)
+    elements = ranks * max(1, round(2 * pieces / ranks)) if pieces > 1 else max(ranks, 1)
+    magnify = nbytes / (4 * elements)
+    options = {"ranks_per_node": int(min(cluster["node.ranks"], ranks)),
+               "across": across} if algorithm == "hierarchical" else {}
+
+    def program(comm):
+        reduce = allreducer(algorithm, comm, shape, **options)
+        comm.Barrier()
+        before = comm.me.clock
+        reduce(np.zeros(elements, np.float32))
+        return comm.me.clock - before
+    kept = exchange.SEGMENT
+    exchange.SEGMENT = max(4, round(kept / magnify))  # the same segments, in bytes of the model
+    try:
+        return run(ranks, program, cost=Cost(cluster, ranks), magnify=magnify)
+    finally:
+        exchange.SEGMENT = kept

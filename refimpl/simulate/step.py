@@ -1,0 +1,96 @@
+"""A training step on a cluster: compute, the trainer's buckets, and what of them backward hides."""
+import math
+
+from refimpl.simulate.cost import Cluster, closed_form
+
+IMAGES, TAIL = 1_281_167, 53_120 + 4  # ImageNet's training set; batch norm's updates in float32
+
+
+def layers() -> list[tuple[int, int]]:
+    """(values, multiplications for one image) of ResNet-50's tensors, in order of use."""
+    made = []
+
+    def convolution(inputs, outputs, kernel, side):
+        weights = inputs * outputs * kernel * kernel
+        made.extend([(weights, weights * side * side), (outputs, 0), (outputs, 0)])
+    convolution(3, 64, 7, 112)
+    channels, side = 64, 56
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        inner = 64 << stage
+        for block in range(blocks):
+            before, side = side, side // 2 if stage and not block else side
+            convolution(channels, inner, 1, before)
+            convolution(inner, inner, 3, side)
+            convolution(inner, 4 * inner, 1, side)
+            if not block:
+                convolution(channels, 4 * inner, 1, side)
+            channels = 4 * inner
+    return made + [(2048 * 1000, 2048 * 1000), (1000, 0)]
+
+
+def buckets(limit: float) -> list[tuple[int, float]]:
+    """(values, share of backward that must be over) in the trainer's plan: neighbours in reverse
+    order of use together while they fit `limit` values (gradients.plan_buckets)."""
+    made, total, done = [], sum(work for _, work in layers()), 0
+    for values, work in reversed(layers()):
+        done += work
+        if made and made[-1][0] + values <= limit:
+            values += made.pop()[0]
+        made.append((values, done / total))
+    return made
+
+
+def step(cluster: Cluster, ranks: int, plan: dict) -> dict:
+    """Seconds of a step and its parts. plan: n, algorithm, shape, across, wire (bytes)."""
+    compute = plan.get("n", 32) * cluster["compute.per_image"]
+    if ranks > 1:  # everyone waits for the slowest of `ranks` normal deviates
+        compute *= 1 + cluster["compute.spread"] * math.sqrt(2 * math.log(ranks))
+    backward, overlap = compute * cluster["compute.backward"], cluster["compute.overlap"]
+    clock = spent = 0.0
+    parts = [(values * plan["wire"], share) for values, share in buckets(cluster["compute.bucket"])]
+    for nbytes, share in [*parts, (4 * TAIL, 1.0)] if ranks > 1 else []:
+        ready = compute - overlap * backward * (1 - share)
+        took = cluster["compute.per_bucket"] + closed_form(
+            cluster, plan["algorithm"], ranks, nbytes, grid_for(ranks, plan.get("shape")),
+            plan.get("across", "ring"))["seconds"]
+        clock, spent = max(clock, ready) + took, spent + took
+    seconds = max(compute, clock)
+    return {"seconds": seconds, "compute": compute, "allreduce": spent,
+            "hidden": 1 - (seconds - compute) / spent if spent else 1.0,
+            "images_per_s": ranks * plan.get("n", 32) / seconds}
+
+
+def efficiency(cluster: Cluster, ranks: int, base: int, plan: dict) -> float:
+    """Throughput of a rank among `ranks` over that of one among `base`."""
+    return step(cluster, base, plan)["seconds"] / step(cluster, ranks, plan)["seconds"]
+
+
+def published(quantity: str, cluster: Cluster, ranks: int, base: int, plan: dict) -> float:
+    """The number that a row of published.toml states."""
+    if quantity == "efficiency":
+        return efficiency(cluster, ranks, base, plan)
+    if quantity == "slowdown":
+        return 1 / efficiency(cluster, ranks, base, plan)
+    return step(cluster, ranks, {**plan, "across": "ring"})["allreduce"] / step(
+        cluster, ranks, plan)["allreduce"]
+
+
+def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, float]:
+    """(low, middle, high) of quantity(cluster) over the unpublished constants' ranges, and the
+    constant that alone moves it most, with how far."""
+    middle, ends, moves = quantity(cluster), ({}, {}), {}
+    for name, bounds in cluster.ranges.items():
+        values = sorted((quantity(cluster.but(**{name: b})), b) for b in bounds)
+        moves[name] = values[1][0] - values[0][0]
+        for end, (_, bound) in zip(ends, values):
+            end[name] = bound
+    most = max(moves, key=moves.get)
+    return quantity(cluster.but(**ends[0])), middle, quantity(cluster.but(**ends[1])), most, moves[most]
+
+
+def grid_for(ranks: int, shape) -> tuple[int, int]:
+    """The grid that is meant for `ranks`, or the most nearly square one of another number."""
+    if shape and shape[0] * shape[1] == ranks:
+        return tuple(shape)
+    rows = max(d for d in range(1, math.isqrt(ranks) + 1) if ranks % d == 0)
+    return rows, ranks // rows
