@@ -96,18 +96,30 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
     """One line of hex words per rank and case, in the file's order (# starts a comment, an empty
-    line is an empty buffer); or .npy files, named with {rank} (and {case}) in the path."""
-    if "{rank}" in path:
+    line is an empty buffer). With {rank} in the path a file per rank, and with {case} per case:
+    text with the lines of that rank, or .npy."""
+    if path.endswith(".npy"):
         return [[_npy(case, named(path, case, rank)) for rank in range(case.ranks)]
                 for case in cases]
+    files, got = {}, []
+    for case in cases:
+        got.append([])
+        for rank in range(case.ranks):
+            name = named(path, case, rank)
+            if name not in files:
+                files[name] = _lines(name)
+            need(files[name], f"{name}: ends in case {case.id}; it needs a line per rank and case")
+            got[-1].append(_sized(case, from_hex(files[name].popleft(), case.dtype)))
+    for name, left in files.items():
+        need(not left, f"{name}: {len(left)} lines too many")
+    return got
+
+
+def _lines(path: str) -> collections.deque[str]:
     try:
         need(os.path.getsize(path) <= 1 << 28, "larger than 256 MiB; use .npy")
         with open(path, encoding="ascii") as file:
-            lines = [line for line in file.read().splitlines() if not line.startswith("#")]
-        ranks = sum(case.ranks for case in cases)
-        need(len(lines) == ranks, f"{len(lines)} lines; one per rank and case makes {ranks}")
-        return [[_sized(case, from_hex(lines.pop(0), case.dtype)) for _ in range(case.ranks)]
-                for case in cases]
+            return collections.deque(x for x in file.read().splitlines() if not x.startswith("#"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
 

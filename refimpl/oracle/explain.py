@@ -7,8 +7,10 @@ import numpy as np
 from refimpl.oracle import spec
 from refimpl.oracle.cases import Case
 from refimpl.oracle.families import census_width
-from refimpl.oracle.identify import known
+from refimpl.oracle.identify import fold, known
 from refimpl.oracle.words import FLOATS, bound, narrow, same, wide
+
+WIRES = ("float16", "bfloat16")
 
 
 def explain(case: Case, got: Sequence[np.ndarray], before: np.ndarray | None = None) -> list[str]:
@@ -41,9 +43,9 @@ def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) ->
     guesses = {"its own input, untouched": xs[rank], "nothing but zeros": np.zeros_like(want)}
     if before is not None and before.shape == want.shape and before.dtype == want.dtype:
         guesses["the result of the case before: a stale buffer"] = before
-    for order, text in known(k).items() if k > 1 and dtype in FLOATS else ():
-        guesses |= {f"right in another order: {text}": spec.by_order(order, xs, dtype=dtype)}
-        for wire in ("float16", "bfloat16") if dtype == "float32" and "+" not in order else ():
+    for text, order in known(k).items() if k > 1 and dtype in FLOATS else ():
+        guesses[f"right in another order: {text}"] = fold(order, xs, dtype)
+        for wire in WIRES if dtype == "float32" and str(order)[0].isalpha() else ():
             guesses[f"{wire} on the wire ({order})"] = spec.by_order(order, xs, wire)
     if dtype in FLOATS:
         total, shares = wide(want, dtype), [narrow(wide(x, dtype) / k, dtype) for x in xs]
@@ -53,15 +55,17 @@ def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) ->
     if dtype == "bfloat16":
         octets = sum(x.view(np.uint8) for x in xs)
         guesses |= {"bfloat16 added byte by byte, as integers": octets.view(np.uint16),
-                    "bfloat16 added as 16-bit integers": sum(xs)}
+                    "bfloat16 added as 16-bit integers": sum(xs),
+                    "bfloat16 added as 16-bit integers that saturate": np.minimum(
+                        sum(x.astype(np.uint32) for x in xs), 0xFFFF).astype(np.uint16)}
     found = [text for text, guess in guesses.items() if same(mine, guess, dtype).all()]
     if not found and dtype == "float32":  # 16 bits in an order not known here
         off = np.abs(wide(mine, dtype) - wide(want, dtype))
-        for wire in ("float16", "bfloat16"):
+        for wire in WIRES:
             if np.array_equal(mine, spec.ring([mine], wire)) and (
                     off <= bound(xs, dtype, wire)).all():
                 found.append(f"{wire} on the wire: every value fits into 16 bits")
-    return found[:4]
+    return found[:3]
 
 
 def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, rank: int | None) -> list[str]:

@@ -34,22 +34,34 @@ def identify(cases: Sequence[Case], got: Sequence[Sequence[np.ndarray]]) -> list
                 f"rank {r}, {line}" for r in range(ranks)
                 for line in _trees([wide(one[r], dtype) for one in got], ranks, count))]
     lines = _trees([wide(one[0], dtype) for one in got], ranks, count)
-    names = [text for order, text in known(ranks).items() if all(
-        np.array_equal(spec.by_order(order, case.inputs, None, dtype), one[0])
-        for case, one in zip(cases, got))]
-    return lines + ([f"= {', or '.join(names)}"] if names else ["= none of the orders known here"])
+    names = [text for text, order in known(ranks).items() if all(
+        np.array_equal(fold(order, case.inputs, dtype), one[0]) for case, one in zip(cases, got))]
+    return [*lines, f"= {', or '.join(names[:3])}" if names else "= none of the orders known here"]
 
 
-def known(ranks: int) -> dict[str, str]:
-    """Orders to compare with -> their description."""
-    grids = [(r, ranks // r) for r in range(2, ranks) if ranks % r == 0]
-    return {"ring": "ring, chunk c starts at rank c"} | {
-        f"torus:{r}x{c}": f"torus:{r}x{c}, a ring along each row, then along the column"
-        for r, c in grids} | {"halving_doubling": "halving_doubling, with binary blocks"} | {
-        f"hierarchical:{n}": f"hierarchical:{n}, a ring over nodes of {n} ranks"
-        for n in range(2, ranks)} | {
-        "+".join(map(str, range(ranks))): "rank order, from the left, for every element",
-        "+".join(map(str, reversed(range(ranks)))): "rank order, from the right, for every element"}
+def known(ranks: int) -> dict[str, str | tuple[int, int]]:
+    """Description -> an order that spec knows, or (start, step) of a ring that turns otherwise."""
+    names = {"ring, chunk c starts at rank c": "ring"}
+    names |= {f"torus:{r}x{ranks // r}, a ring along each row, then along the column":
+              f"torus:{r}x{ranks // r}" for r in range(2, ranks) if ranks % r == 0}
+    names["halving_doubling, with binary blocks"] = "halving_doubling"
+    for text, order in (("left", range(ranks)), ("right", reversed(range(ranks)))):
+        names[f"rank order, from the {text}, for every element"] = "+".join(map(str, order))
+    names |= {f"hierarchical:{n}, a ring over nodes of {n} ranks": f"hierarchical:{n}"
+              for n in range(2, ranks // 2 + 1)}
+    names |= {f"ring, chunk c starts at rank c + {s}": (s, 1) for s in range(1, ranks)}
+    return names | {f"ring downwards, chunk c starts at rank c + {s}": (s, -1) for s in range(ranks)}
+
+
+def fold(order: str | tuple[int, int], xs: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+    """The sum in an order from `known`."""
+    if isinstance(order, str):
+        return spec.by_order(order, xs, None, dtype)
+    (start, step), n, ranks = order, len(xs[0]), len(xs)
+    return np.concatenate([spec.tree(
+        [x[spec.chunk(n, ranks, c)] for x in xs],
+        "+".join(str((c + start + step * i) % ranks) for i in range(ranks)), dtype)
+        for c in range(ranks)])
 
 
 def _trees(sums: list[np.ndarray], ranks: int, count: int) -> list[str]:
@@ -60,7 +72,9 @@ def _trees(sums: list[np.ndarray], ranks: int, count: int) -> list[str]:
         meet = {}
         for (i, j), total in zip(pairs, sums):
             meet[i, j] = meet[j, i] = ranks - total[e]
-        texts.append(_tree(tuple(range(ranks)), meet))
+        text = _tree(tuple(range(ranks)), meet)
+        texts.append("no tree: a wider accumulator, a 16-bit wire that overflows, or not a sum"
+                     if "?" in text else text)
     starts = [e for e in range(count) if e == 0 or texts[e] != texts[e - 1]]
     return [f"elements {a}-{b - 1}: {texts[a]}" for a, b in zip(starts, [*starts[1:], count])]
 
@@ -75,7 +89,7 @@ def _tree(group: tuple[int, ...], meet: dict) -> str:
         branches.append(tuple(branch))
         left = [j for j in left if j not in branch]
     if len(branches) == 1 or any(meet[a[0], b[0]] != len(group) for a, b in combinations(branches, 2)):
-        return "no tree: a wider accumulator, a 16-bit wire that overflows, or not a sum"
+        return "?"
     branches.sort(key=lambda branch: (-len(branch), branch))
     return "(" + "+".join(_tree(branch, meet) for branch in branches) + ")"
 
