@@ -1,14 +1,14 @@
 """The only place that knows a NumPy array from a device array, and the only place that adds.
 
-A device array is known by `__cuda_array_interface__`. CuPy is never imported here: whoever made the
-array has imported it, so its module is found from the array's type.
+A device array is known by `__cuda_array_interface__`; its module (cupy) is found from its type.
 
 bfloat16 has no NumPy type: such a buffer is uint16 words, and uint16 always means bfloat16 here.
 """
-import os
 import sys
 
 import numpy
+
+from .. import kernels
 
 WIRES = {"float16": numpy.dtype("float16"), "bfloat16": numpy.dtype("uint16")}
 cuda_aware = None  # None: ask MPI at the first device buffer; True or False: as told
@@ -29,6 +29,12 @@ def on_device(array) -> bool:
 def module(array):
     """numpy, or the module that made a device array (cupy)."""
     return sys.modules[type(array).__module__.partition(".")[0]] if on_device(array) else numpy
+
+
+def from_device(tensor):
+    """The CuPy array that is the memory of a CUDA tensor (of anything with the CUDA interface)."""
+    import cupy
+    return cupy.asarray(tensor)
 
 
 def synchronise(array) -> None:
@@ -59,6 +65,8 @@ def empty(like, length: int, dtype):
 
 def add(into, received) -> None:
     """into += received, both of one type; 16-bit types are added in float32 and rounded once."""
+    if _kernel(f"add_{_name(into)}", into, received):
+        return
     if into.dtype == numpy.uint16:
         to_bfloat16(from_bfloat16(into) + from_bfloat16(received), into)
     else:
@@ -66,23 +74,46 @@ def add(into, received) -> None:
 
 
 def add_cast(into, received) -> None:
-    """float32 into += 16-bit received (uint16: bfloat16): widened first, so nothing is rounded."""
-    add(into, widen(received))
+    """float32 into += 16-bit received: widened exactly, then one addition."""
+    if not _kernel(f"add_float32_{_name(received)}", into, received):
+        add(into, _widened(received))
+
+
+def encode(words, values) -> None:
+    """16-bit words = float32 values, rounded to nearest even."""
+    if _kernel(f"wire_encode_{_name(words)}", words, values):
+        return
+    if words.dtype == numpy.uint16:
+        to_bfloat16(values, words)
+    else:
+        words[...] = values.astype(words.dtype)
+
+
+def decode(values, words) -> None:
+    """float32 values = 16-bit words, exactly."""
+    if not _kernel(f"wire_decode_{_name(words)}", values, words):
+        values[...] = _widened(words)
+
+
+def round_to(values, wire) -> None:
+    """Replace float32 values by what a 16-bit wire leaves of them (no wire: nothing to do)."""
+    step = 1 << 18  # scratch of 512 KB
+    for low in range(0, values.size if wire else 0, step):
+        some = values[low:low + step]
+        words = module(values).empty(some.size, WIRES[wire])
+        encode(words, some)
+        decode(some, words)
 
 
 def pack(values, out, wire) -> None:
-    """Write `values` to the scratch `out`, rounded to the wire's 16 bits if there is a wire."""
-    if wire == "bfloat16":
-        target = out if on_device(out) == on_device(values) else module(values).empty(
-            values.size, numpy.uint16)
-        to_bfloat16(values, target)
-        values = target
-    elif wire:
-        values = values.astype(WIRES[wire])
-    if on_device(values) and not on_device(out):
+    """Write `values` to the scratch `out` that MPI sends, as 16-bit words if there is a wire."""
+    to_host = on_device(values) and not on_device(out)
+    if wire:
+        words = module(values).empty(values.size, out.dtype) if to_host else out
+        encode(words, values)
+        values = words
+    if to_host:
         module(values).asnumpy(values, out=out)
-    elif values is not out:
-        out[...] = values
 
 
 def land(received, into, adding: bool, wire) -> None:
@@ -91,20 +122,25 @@ def land(received, into, adding: bool, wire) -> None:
         received = module(into).asarray(received)
     if adding:
         (add_cast if wire else add)(into, received)
+    elif wire:
+        decode(into, received)
     else:
-        into[...] = widen(received) if wire else received
+        into[...] = received
 
 
-def round_to(values, wire) -> None:
-    """Replace float32 values by what a 16-bit wire leaves of them (no wire: nothing to do)."""
-    if wire:
-        narrow = module(values).empty(values.size, WIRES[wire])
-        pack(values, narrow, wire)
-        values[...] = widen(narrow)
+def _name(array) -> str:
+    return "bfloat16" if array.dtype == numpy.uint16 else array.dtype.name
 
 
-def widen(words):
-    """16-bit words as float32, exactly."""
+def _kernel(name: str, *arrays) -> bool:
+    """Do it by kernels/*.cu where the arrays are CuPy's; the NumPy lines are the slow twins."""
+    if not (on_device(arrays[0]) and hasattr(module(arrays[0]), "RawModule")):
+        return False
+    kernels.elementwise(module(arrays[0]), name, arrays[0].size, *arrays)
+    return True
+
+
+def _widened(words):
     return from_bfloat16(words) if words.dtype == numpy.uint16 else words.astype(numpy.float32)
 
 

@@ -53,12 +53,6 @@ def traffic() -> Traffic:
         return record
 
 
-def current_phase() -> str:
-    """What the calling thread or simulated rank is doing; empty outside an exchange."""
-    note = traffic().waiting
-    return note[1] if note else ""
-
-
 @contextlib.contextmanager
 def waiting(phase: str, comm=None):
     """Tell the watchdog that what happens inside may block until the other ranks come."""
