@@ -12,7 +12,8 @@ from typing import Callable, Sequence
 import numpy as np
 from PIL import Image
 
-from refimpl.data.index import SUFFIXES, Place, open_index, read
+from refimpl.data.index import Place, open_index, read
+from refimpl.data.listing import SUFFIXES
 from refimpl.errors import UsageError
 
 CURE = ("give --truth: LOC_val_solution.csv, or a text file with one class per line in the order of "

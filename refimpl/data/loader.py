@@ -3,23 +3,24 @@
 Loader processes come from a forkserver, never by fork from a process that runs MPI; they never
 import MPI, do not hear the signals meant for the trainer, and end when it ends, however it ends.
 """
-import multiprocessing
 import multiprocessing.resource_tracker
-import os
+import re
 import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, get_worker_info
 
 from refimpl.data.images import MEAN, STD, BadImage, draws, train_view, val_view, view
 from refimpl.data.index import read
+from refimpl.data.pool import end_with_parent
 
-UNCOUNTED = -100  # label of an unreadable validation image: cross_entropy ignores it, it matches none
+UNCOUNTED = -100  # label of an unreadable validation image: no prediction equals it, so it is wrong
+DEAF = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Batch:
 
 
 class Maker:
-    """Makes the batch of (epoch, ids, places, labels); needs no index, so loader processes stay small."""
+    """Makes a batch of (epoch, ids, places, labels); it needs no index, so loader processes stay small."""
 
     def __init__(self, train, size, seed, short_side, replace):
         self.train, self.size, self.seed = train, size, seed
@@ -43,12 +44,12 @@ class Maker:
     def __getitem__(self, item):
         epoch, ids, places, labels = item
         images = torch.empty((len(ids), self.size, self.size, 3), dtype=torch.uint8)
-        if torch.utils.data.get_worker_info():
-            images.share_memory_()
-        labels, bad, notes, pixels = labels.copy(), [], [], images.numpy()
+        if get_worker_info():
+            images.share_memory_()  # made where the trainer will read it
+        bad, notes, pixels, labels = [], [], images.numpy(), labels.copy()
         for i, place in enumerate(places):
             try:
-                pixels[i], heard = self.one(place, epoch, ids[i])
+                pixels[i], heard = self._one(place, epoch, ids[i])
                 notes += heard
             except BadImage as error:
                 if not self.replace:
@@ -56,29 +57,27 @@ class Maker:
                 notes.append(str(error))
                 bad.append(i)
         for i in bad:
-            self.mend(i, bad, item, pixels, labels)
-        return Batch(images, torch.from_numpy(labels), ids, len(bad), 0.0, notes)
+            self._mend(i, bad, item, pixels, labels)
+        return Batch(images, torch.from_numpy(labels), ids, len(bad), notes=notes)
 
-    def one(self, place, epoch, sample):
+    def _one(self, place, epoch, sample):
+        make = partial(val_view, size=self.size, short_side=self.short_side)
         if self.train:
             make = partial(train_view, size=self.size, rng=draws(self.seed, epoch, int(sample)))
-        else:
-            make = partial(val_view, size=self.size, short_side=self.short_side)
-        return view(lambda: read(place), place.name, make)
+        return view(partial(read, place), place.name, make)
 
-    def mend(self, i, bad, item, pixels, labels):
-        """Training: the next good image of this minibatch, under the bad one's draws. Val: uncounted."""
+    def _mend(self, i, bad, item, pixels, labels):
+        """Train: the next good image of this minibatch, under the bad one's draws. Val: counts as wrong."""
         epoch, ids, places, _ = item
         if not self.train:
             pixels[i], labels[i] = 0, UNCOUNTED
             return
-        n = len(ids)
-        good = next((j % n for j in range(i + 1, i + n) if j % n not in bad), None)
-        if good is None:
-            raise BadImage(f"{places[i].name}: no image of this minibatch can be read; "
-                           "see `python -m refimpl.data check`")
-        pixels[i], _ = self.one(places[good], epoch, ids[i])
-        labels[i] = labels[good]
+        following = [j % len(ids) for j in range(i + 1, i + len(ids)) if j % len(ids) not in bad]
+        if not following:
+            raise BadImage(f"{places[i].name}: no image of its minibatch can be read; "
+                           "`python -m refimpl.data check` lists them")
+        pixels[i], _ = self._one(places[following[0]], epoch, ids[i])
+        labels[i] = labels[following[0]]
 
 
 def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, processes=0,
@@ -88,71 +87,65 @@ def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, proc
     view: "train" or "val" (the short side becomes short_side, by default size * 256 / 224).
     processes: loader processes, each `ahead` batches ahead; 0: made here, when asked for.
     bad_images: "stop" raises BadImage with the path; "replace" takes another image of the same
-    minibatch (validation: a black image that counts as wrong) and counts it in Batch.replaced.
-    say: gets each kind of warning once, with the path.
+    minibatch (in validation: a black one that counts as wrong) and counts it in Batch.replaced.
+    say: gets each kind of warning once, with the first path. Close the stream to end the processes.
     """
     maker = Maker(view == "train", size, seed, short_side or round(size * 256 / 224),
                   bad_images == "replace")
     items = ((epoch, ids, [index.place(i) for i in ids], index.labels[ids]) for epoch, ids in plan)
-    batches = _from_processes(maker, items, processes, ahead) if processes else map(
-        maker.__getitem__, items)
+    batches = _from_processes(maker, items, processes, ahead) if processes else (
+        maker[item] for item in items)
     told = set()
     try:
         while True:
             start = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
+            if (batch := next(batches, None)) is None:
                 return
             batch.waited_seconds = time.perf_counter() - start
             for note in batch.notes:
-                kind = note.partition(": ")[2][:40]
+                kind = re.sub(r"\d+", "", note.rpartition(": ")[2])
                 if kind not in told:
                     told.add(kind)
                     say(note)
             yield batch
     finally:
-        if processes:
-            batches.close()
+        batches.close()
 
 
 def _from_processes(maker, items, processes, ahead):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["refimpl.data.loader"])
-    loader = torch.utils.data.DataLoader(
-        maker, sampler=items, batch_size=None, num_workers=processes, prefetch_factor=ahead,
-        multiprocessing_context=context, worker_init_fn=_end_with_parent)
+    context.set_forkserver_preload(["refimpl.data.loader"])  # torch is imported once for all
+    loader = DataLoader(maker, sampler=items, batch_size=None, num_workers=processes,
+                        prefetch_factor=ahead, multiprocessing_context=context,
+                        worker_init_fn=_start)
     others = set(multiprocessing.active_children())
-    deaf = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-    multiprocessing.resource_tracker.ensure_running()  # or it would unblock the signals below
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)  # inherited: loader processes hear none
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is started now inherits this
     try:
+        multiprocessing.resource_tracker.ensure_running()  # which unblocks some of them
+        signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
         batches = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    mine = set(multiprocessing.active_children()) - others
     try:
         yield from batches
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if "DataLoader worker" not in str(error) and "shared memory" not in str(error):
             raise
-        raise RuntimeError(f"a loader process died ({error}); out of memory, or /dev/shm too small? "
-                           "Try fewer --loader-processes, or 0") from error
+        raise RuntimeError(f"a loader process died ({error}); is memory or /dev/shm too small? Try "
+                           "fewer loader processes, or 0") from error
     finally:
-        mine = set(multiprocessing.active_children()) - others
-        batches._shutdown_workers()
         for process in mine:
             process.kill()
+        del batches
 
 
-def _end_with_parent(_):
-    """Also when the trainer was killed: torch's own watch looks at the forkserver, not at us."""
-    def watch():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-    threading.Thread(target=watch, daemon=True).start()
+def _start(_):
+    end_with_parent()
 
 
-def normalise(images, out=None):
-    """uint8 [n, H, W, 3] -> float32 [n, 3, H, W], (x / 255 - mean) / std per channel."""
-    scale = torch.tensor([1 / (255 * s) for s in STD]).view(1, 3, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(MEAN, STD)]).view(1, 3, 1, 1)
+def normalise(images):
+    """uint8 [n, H, W, 3] -> float32 [n, 3, H, W] in one pass: x / (255 std) - mean / std."""
+    scale = torch.tensor([1 / (255 * s) for s in STD], device=images.device).view(1, 3, 1, 1)
+    shift = torch.tensor([-m / s for m, s in zip(MEAN, STD)], device=images.device).view(1, 3, 1, 1)
     return torch.addcmul(shift, images.permute(0, 3, 1, 2), scale)
