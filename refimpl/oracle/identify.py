@@ -1,5 +1,5 @@
-"""In which order does a black box add? After FPRev (Xie et al. 2025): put M on one rank, -M on another
-and 1 elsewhere; the ones that survive were added after the two had met."""
+"""In which order does a black box add? After FPRev (Xie, Gao, Wang and Xue, USENIX ATC 2025): put M
+on one rank, -M on another, 1 elsewhere; the ones that survive were added after the two had met."""
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
@@ -13,7 +13,7 @@ HUGE = {"float16": 2.0 ** 15, "bfloat16": 2.0 ** 100, "float32": 2.0 ** 100, "fl
 
 
 def probes(ranks: int, count: int, dtype: str = "float32") -> list[Case]:
-    """One case per pair of ranks, then one that tells a wider accumulator."""
+    """One case per pair of ranks."""
     need(2 <= ranks <= 16, f"identify: {ranks} ranks; use 2 to 16")
     need(dtype in HUGE, f"identify: {dtype} sums have no order; use {', '.join(HUGE)}")
     cases = []
