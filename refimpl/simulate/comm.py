@@ -1,7 +1,7 @@
 """A communicator with mpi4py's buffer methods, as far as collectives use them, for simulated ranks.
 
-Buffers are NumPy or CuPy arrays, alone or in mpi4py's list form [array, (count,) type]; data moves
-by slice assignment only, so it stays where it is.
+Buffers are NumPy or CuPy arrays, alone or as [array, (count,) type]; data moves by slice
+assignment only, so it stays where it is.
 """
 import math
 
@@ -72,8 +72,6 @@ class Comm:
         self.meetings = shared  # number of the collective call -> Meeting, same object on all ranks
         self.calls, self.context, self.pending = 0, shared["context"], world.pending
 
-    # -- questions
-
     def Get_rank(self):
         return self.rank
 
@@ -87,24 +85,8 @@ class Comm:
             coords.insert(0, c)
         return coords
 
-    coords = property(lambda self: self.Get_coords(self.rank))
-
-    def Get_cart_rank(self, coords):
-        return sum(c * math.prod(self.dims[i + 1:]) for i, c in enumerate(coords))
-
-    def Get_name(self):
-        return f"simulated{''.join(f'/{p}' for p in self.path)}"
-
-    def Set_name(self, name):
-        pass
-
     def Free(self):
         pass
-
-    def Abort(self, errorcode=0):
-        raise RuntimeError(f"Abort({errorcode}) called")
-
-    # -- messages
 
     def post(self, sends: bool, spec, peer: int, tag: int) -> Request:
         """Half a message; if its other half is waiting, it moves now."""
@@ -139,8 +121,6 @@ class Comm:
         incoming = self.post(False, recvbuf, source, recvtag)
         self.post(True, sendbuf, dest, sendtag).Wait()
         incoming.Wait()
-
-    # -- collective calls
 
     def meet(self, name: str, value, combine):
         """Bring `value`, wait for all ranks, return this rank's entry of `combine(values)`."""
@@ -183,24 +163,21 @@ class Comm:
         out[...] = self.meet("Allgather", array_of(sendbuf).copy(), combine)
 
     def Allreduce(self, sendbuf, recvbuf, op=None):
-        """Sum in rank order; `op` MPI.MIN and MPI.MAX are known too. sendbuf may be IN_PLACE."""
+        """Sum in rank order, or MPI.MIN or MPI.MAX; sendbuf may be MPI.IN_PLACE."""
         out = array_of(recvbuf)
-        mine = array_of(sendbuf) if hasattr(sendbuf, "dtype") or isinstance(
-            sendbuf, (list, tuple)) else out
+        mine = array_of(sendbuf) if hasattr(sendbuf, "dtype") else out
+        which = op(2, 3) if op is not None else 5  # an mpi4py operation can be called
 
         def combine(values):
             total = values[0].copy()
             for value in values[1:]:
-                pick = op(2, 3) if op is not None else 5  # which of +, min, max the op is
-                if pick == 5:
+                if which == 5:
                     total += value
                 else:
-                    better = value < total if pick == 2 else value > total
+                    better = value < total if which == 2 else value > total
                     total[better] = value[better]
             return [total] * len(values)
         out[...] = self.meet("Allreduce", mine.copy(), combine)
-
-    # -- communicators made of this one
 
     def Split(self, color=0, key=0):
         """The ranks of equal color, in order of (key, rank)."""
@@ -224,11 +201,7 @@ class Comm:
         return self.Split(self.me.number // self.world.ranks_per_node, key)
 
     def Dup(self, info=None):
-        copy = self.Split()
-        copy.dims = self.dims
-        return copy
-
-    Clone = Dup
+        return self.Create_cart(self.dims) if self.dims else self.Split()
 
     def Create_cart(self, dims, periods=None, reorder=False):
         if math.prod(dims) != self.size:
@@ -239,7 +212,7 @@ class Comm:
 
     def Sub(self, remain_dims):
         """The slice of the grid through this rank along the dimensions that remain."""
-        dropped = tuple(c for c, keep in zip(self.coords, remain_dims) if not keep)
+        dropped = tuple(c for c, keep in zip(self.Get_coords(self.rank), remain_dims) if not keep)
         line = self.Split(dropped, self.rank)
         line.dims = [d for d, keep in zip(self.dims, remain_dims) if keep]
         return line

@@ -71,3 +71,20 @@ def _arrow(axes, transfer, pitch):
                        rank * pitch + transfer.elements[-1] + 0.92], [y, y], color="k", lw=2.2)
     axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "lw": 1.0, "color": "0.1",
                                               "shrinkA": 0, "shrinkB": 0})
+
+
+def curves(lines: dict, xlabel: str, ylabel: str, path: str, title: str, ylog=True) -> None:
+    """Lines of (x, y) by name, told apart by dash and mark; "published" as points alone."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for (name, points), dash, mark in zip(lines.items(), ("-", "--", "-.", ":"), "os^x"):
+        axes.plot(*zip(*points), color="0.1", marker=mark, markersize=4 if name != "published" else 9,
+                  linestyle="none" if name == "published" else dash, label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale="log",
+             yscale="log" if ylog else "linear")
+    axes.grid(color="0.88")
+    axes.legend()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

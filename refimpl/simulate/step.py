@@ -77,15 +77,21 @@ def published(quantity: str, cluster: Cluster, ranks: int, base: int, plan: dict
 
 def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, float]:
     """(low, middle, high) of quantity(cluster) over the unpublished constants' ranges, and the
-    constant that alone moves it most, with how far."""
-    middle, ends, moves = quantity(cluster), ({}, {}), {}
-    for name, bounds in cluster.ranges.items():
-        values = sorted((quantity(cluster.but(**{name: b})), b) for b in bounds)
-        moves[name] = values[1][0] - values[0][0]
-        for end, (_, bound) in zip(ends, values):
-            end[name] = bound
-    most = max(moves, key=moves.get)
-    return quantity(cluster.but(**ends[0])), middle, quantity(cluster.but(**ends[1])), most, moves[most]
+    constant that alone moves it most, with how far.
+
+    The ends are sought one constant after another, the strongest first.
+    """
+    alone = {name: [quantity(cluster.but(**{name: b})) for b in bounds]
+             for name, bounds in cluster.ranges.items()}
+    moves = {name: max(pair) - min(pair) for name, pair in alone.items()}
+    order, ends = sorted(moves, key=moves.get, reverse=True), []
+    for choose in (min, max):
+        at, end = cluster, quantity(cluster)
+        for name in order:
+            end, bound = choose((quantity(at.but(**{name: b})), b) for b in cluster.ranges[name])
+            at = at.but(**{name: bound})
+        ends.append(end)
+    return ends[0], quantity(cluster), ends[1], order[0], moves[order[0]]
 
 
 def grid_for(ranks: int, shape) -> tuple[int, int]:

@@ -1,0 +1,164 @@
+"""The cost model: by hand for one message, closed form against simulation, steps, the commands."""
+import json
+import subprocess
+import sys
+
+import pytest
+
+from refimpl.simulate import step as steps
+from refimpl.simulate.cost import FOLDER, Cluster, closed_form, simulated, tomllib
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def flat(**changes):
+    """One rank per node and card, nothing shared, 1 MB/s, no latency, adding for free."""
+    return Cluster("abci").but(**{
+        "node__ranks": 1, "node__per_leaf": 1e9, "between__channels": 1, "between__efficiency": 1,
+        "between__bandwidth": 1e6, "between__latency": 0, "rank__add": 1e30, **changes})
+
+
+def both(cluster, algorithm, ranks, nbytes, shape=None):
+    ran = simulated(cluster, algorithm, ranks, nbytes, shape)
+    return max(ran.results), closed_form(cluster, algorithm, ranks, nbytes, shape)["seconds"]
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({}, 6 * 0.1),                                         # 2(N-1) messages of 0.1 MB
+    ({"between__latency": 2.0}, 6 * 2.1),
+    ({"between__overhead": 3.0}, 6 * 3.1),
+    ({"rank__add": 1e5}, 6 * 0.1 + 3 * 1.0),               # N-1 of them are added
+])
+def test_a_ring_of_four_by_hand(changes, expected):
+    for seconds in both(flat(**changes), "ring", 4, 4e5):
+        assert seconds == pytest.approx(expected, rel=1e-9)
+
+
+def test_ranks_of_a_node_share_its_cards():
+    one = flat(node__ranks=4, between__channels=1, inside__latency=0, inside__bandwidth=1e30)
+    # 2 rows of 4 in 2 nodes: the row is inside, each column crosses; 4 x 0.05 MB on one card
+    for cards in (1, 2, 4):
+        for seconds in both(one.but(between__channels=cards), "torus", 8, 4e5, (2, 4)):
+            assert seconds == pytest.approx(2 * 0.05 * 4 / cards, rel=1e-9)
+
+
+def test_leaves_share_an_uplink():
+    # 2 leaves of 4 nodes; each of the 4 columns crosses between them, both ways
+    narrow = flat(node__per_leaf=4, node__oversubscription=2, rank__add=1e30)
+    ran, form = both(narrow, "torus", 8, 4e5, (2, 4))
+    assert form == pytest.approx(6 * 0.1 + 2 * 4 * 0.05 / 2, rel=1e-9)
+    assert ran == pytest.approx(form + 0.025, rel=1e-9)  # the last message is on its way alone
+
+
+def test_adding_one_segment_hides_behind_sending_the_next():
+    segment = 1 << 20
+    alone, _ = both(flat(), "ring", 2, 16 * segment)
+    assert alone == pytest.approx(16 * segment / 1e6)
+    for seconds in both(flat(rank__add=2e6), "ring", 2, 16 * segment):
+        assert seconds == pytest.approx(alone + segment / 2e6, rel=1e-3)  # the last one alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("algorithm, ranks, shape, within", [
+    ("ring", 16, None, 0.1), ("torus", 64, (16, 4), 0.15), ("torus", 64, (8, 8), 0.15),
+    ("halving_doubling", 64, None, 0.1), ("halving_doubling", 44, None, 0.25),
+    ("hierarchical", 64, None, 0.1)])
+@pytest.mark.parametrize("nbytes", [4e3, 1e6, 51e6])
+def test_closed_form_and_simulation_agree(name, algorithm, ranks, shape, within, nbytes):
+    if name in ("two_cores", "emulated"):
+        ranks, shape = min(ranks, 8), shape and (2, 4)
+    ran, form = both(Cluster(name), algorithm, ranks, nbytes, shape)
+    assert form == pytest.approx(ran, rel=within)
+
+
+def test_the_closed_form_answers_for_100000_ranks():
+    times = {a: closed_form(Cluster("abci"), a, 100_000, 51e6, (250, 400))["seconds"]
+             for a in ("ring", "torus", "halving_doubling", "hierarchical")}
+    assert times["ring"] > 20 * times["torus"] > 20 * times["halving_doubling"] > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_constant_has_a_source_or_a_range_with_its_reason(name):
+    tables = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+    assert tables.pop("title")
+    entries = [e for table in tables.values() for e in table.values()]
+    assert all({*e} == {"value", "source"} or ({*e} == {"low", "high", "reason"}
+               and e["low"] < e["high"]) for e in entries)
+    assert {*Cluster(name)} == {*Cluster("abci")}
+
+
+def test_layers_and_buckets_are_the_trainers():
+    pytest.importorskip("torch")
+    from refimpl.gradients import plan_buckets
+    from refimpl.model import ResNet
+    sizes = [p.numel() for p in ResNet().parameters()]
+    assert [values for values, _ in steps.layers()] == sizes
+    assert sum(work for _, work in steps.layers()) == 4_089_184_256  # 4.089 G
+    for limit in (1, 100_000, 2_000_000, 1 << 62):
+        plan = plan_buckets(sizes[::-1], limit, steps.TAIL, None)
+        assert [b.stop - b.start for b in plan] == [
+            *(values for values, _ in steps.buckets(limit)), steps.TAIL]
+
+
+def test_a_step_hides_what_overlaps_and_waits_for_the_slowest():
+    plan = {"algorithm": "ring", "wire": 4}
+    quiet = flat(compute__spread=0, compute__per_bucket=0, compute__per_image=1,
+                 between__bandwidth=1e8)
+    none, full = (steps.step(quiet.but(compute__overlap=o), 4, plan) for o in (0, 1))
+    assert none["compute"] == full["compute"] == 32 and none["hidden"] == pytest.approx(0)
+    moved = 2 * 3 / 4 * 4 * (25_557_032 + steps.TAIL) / 1e8
+    assert none["seconds"] == pytest.approx(32 + moved, rel=1e-3)
+    assert full["seconds"] < 32 + moved / 4 and full["allreduce"] == pytest.approx(moved, rel=1e-3)
+    slow = steps.step(quiet.but(compute__spread=0.1, compute__overlap=1), 1000, plan)
+    assert slow["compute"] == pytest.approx(32 * (1 + 0.1 * 3.717), rel=1e-3)
+
+
+def test_an_interval_is_that_of_the_ranges_and_names_the_strongest():
+    cluster = Cluster("abci")
+    low, high = cluster.ranges["between.latency"]
+    found = steps.interval(cluster, lambda c: c["between.latency"] * 1e6 + c["compute.spread"])
+    assert found[0] == pytest.approx(low * 1e6) and found[2] == pytest.approx(high * 1e6 + 0.04)
+    assert found[3] == "between.latency" and found[4] == pytest.approx((high - low) * 1e6)
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, "-m", "refimpl.simulate", *arguments],
+                          capture_output=True, text=True, timeout=100)
+
+
+def test_the_commands_answer(tmp_path):
+    picture = tmp_path / "a.png"
+    done = command("allreduce", "--cluster", "abci", "--ranks", "16", "--bytes", "1M",
+                   "--set", "between.latency=1e-3", "--plot", str(picture))
+    assert done.returncode == 0 and picture.exists(), done.stderr
+    assert 30 < float(done.stdout.split("\nring")[1].split()[0]) < 31  # 30 rounds of a millisecond
+    done = command("step", "--recipe", "mikami_v2_122s")
+    assert done.returncode == 0 and "3456 ranks x 16" in done.stdout, done.stderr
+    done = command("scaling", "--recipe", "goyal_8k", "--ranks", "8:16", "--plot", str(picture))
+    assert done.returncode == 0 and "100.0%" in done.stdout, done.stderr
+    done = command("allreduce", "--ranks", "16", "--set", "between.speed=1")
+    assert done.returncode == 2 and "no constant between.speed" in done.stderr
+
+
+def test_simulating_needs_no_torch():
+    code = ("import sys, refimpl.simulate.__main__ as m; sys.argv[1:] = ['step']; m.main();"
+            "assert 'torch' not in sys.modules and 'mpi4py' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+
+
+def test_a_fit_finds_the_constants_that_made_the_measurements(tmp_path):
+    truth = Cluster("two_cores").but(**{"inside.overhead": 5e-5, "inside.bandwidth": 2.5e9,
+                                        "rank.add": 6e9})
+    rows = [{"algorithm": a, "ranks": n, "bytes": b, "median_s": closed_form(
+             truth, a, n, b, (1, n) if n < 4 else (2, n // 2), "ring")["seconds"]}
+            for a in ("ring", "halving_doubling", "torus") for n in (2, 4, 8)
+            for b in (4096, 1 << 20, 1 << 27)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"algorithm": "gloo"}]))
+    done = command("fit", str(file))
+    found = {k: float(v) for k, v in (line.split(" = ") for line in done.stdout.splitlines()[:3])}
+    assert found["inside.overhead"] == pytest.approx(5e-5, rel=0.05)
+    # one core copies and adds, and half of all rounds add: the two rates show only together
+    assert 2 / found["inside.bandwidth"] + 1 / found["rank.add"] == pytest.approx(
+        2 / 2.5e9 + 1 / 6e9, rel=0.02)
+    assert "27 of 27 within 25 %" in done.stdout
