@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from refimpl import __version__
+from refimpl.collective.exchange import waiting
 from refimpl.errors import UsageError
 from refimpl.ranks import tell
 
@@ -50,7 +51,8 @@ def save(run) -> None:
             "log_lines": run.log.lines, "digest": digest(run)}
         folder = run.log.folder
         write(folder / NAME, folder / OLDER, content)
-    run.comm.Barrier()
+    with waiting("checkpoint", run.comm):
+        run.comm.Barrier()
 
 
 def write(path: pathlib.Path, older: pathlib.Path, content: dict) -> None:

@@ -1,7 +1,7 @@
 """One flat buffer per rank: what the workers add up, and how it is summed over the ranks.
 
-    | gradients, in reverse order of use | batch-norm updates | loss  correct  stop  overflow |
-    |<- bucket ->|<- bucket ->| ...      |<------- last bucket, always float32 ------------->|
+    | gradients, in reverse order of use | batch-norm updates | loss correct save stop overflow |
+    |<- bucket ->|<- bucket ->| ...      |<-------- last bucket, always float32 -------------->|
 
 Every parameter's .grad is a view of it, so backward writes where the allreduce reads. The
 workers of a rank add in worker order; the ranks add as the algorithm's order says (oracle/spec).
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from refimpl.collective import buffers
 from refimpl.model import batch_norms
 
-TAIL = ("loss", "correct", "stop", "overflow")  # summed like gradients: agreed by all ranks
+# summed like the gradients, so that all ranks agree on them: two means, two wishes, a fault
+TAIL = ("loss", "correct", "save", "stop", "overflow")
 QUANTUM = 2.0**-48  # of --sum exact: float32 values above 2^-25 are exact
 RANGE = 2.0**15  # |sum| below this fits int64 in units of the quantum
 PIECE = 1 << 18  # values converted at a time, so that scratch stays at a few MB
@@ -120,12 +121,12 @@ class Gradients:
             bad = bad + (~inside).sum()
             summed.add_((torch.where(inside, flat, 0.0).double() / QUANTUM).round_().long())
             flat.zero_()
-        self.summed[-1] += bad  # a count, not a multiple of the quantum
+        self.summed[-1] += bad
         self.converted = stop
 
-    def request_stop(self) -> None:
-        """Tell all ranks, with this step's sum, that this one was asked to stop."""
-        self.summed[-2] += 1
+    def wish(self, name: str) -> None:
+        """Tell all ranks, with this step's sum, that this one wants to "save" or "stop"."""
+        self.summed[TAIL.index(name) - len(TAIL)] += 1
 
     def reduce(self, allreduce: Callable, scale: float = 1.0) -> dict[str, float]:
         """Sum every bucket over the ranks, one after another, after backward: the naive twin of
@@ -146,7 +147,7 @@ class Gradients:
         if self.exact:
             for flat, summed in zip(self.flat.split(PIECE), self.summed.split(PIECE)):
                 flat.copy_(summed.double() * QUANTUM)
-            self.tail[2:] = self.summed[-2:]
+            self.tail[2:] = self.summed[2 - len(TAIL):]  # counts, not multiples of the quantum
         sums = dict(zip(TAIL, self.tail.tolist()))
         if not self.exact:
             largest = torch.linalg.vector_norm(self.flat, float("inf"))

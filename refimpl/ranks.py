@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 
+from refimpl.collective.exchange import waiting
 from refimpl.errors import UsageError
 
 
@@ -25,7 +26,8 @@ def gather_text(comm, text: str) -> list[str]:
     """Every rank's text, on every rank."""
     words = np.frombuffer(text.encode(), np.uint8)
     lengths = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([len(words)]), lengths)
+    with waiting("agreement", comm):
+        comm.Allgather(np.array([len(words)]), lengths)
     width = max(1, int(lengths.max()))
     mine, everyone = np.zeros(width, np.uint8), np.empty((comm.size, width), np.uint8)
     mine[:len(words)] = words
@@ -37,7 +39,8 @@ def tell(comm, value=None):
     """Rank 0's `value` (of JSON's types) on every rank."""
     words = np.frombuffer(json.dumps(value).encode(), np.uint8).copy() if comm.rank == 0 else None
     length = np.array([len(words) if comm.rank == 0 else 0])
-    comm.Bcast(length, root=0)
+    with waiting("word from rank 0", comm):
+        comm.Bcast(length, root=0)
     if comm.rank:
         words = np.empty(int(length[0]), np.uint8)
     comm.Bcast(words, root=0)

@@ -3,6 +3,7 @@ import contextlib
 import functools
 import hashlib
 import signal
+import time
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Run:
         self.schedule = Schedule(settings, len(self.train_images))
         self._build()
         self.log = RunLog(self)
-        self.first_step, self.step = 0, 0
+        self.first_step, self.step, self.saved = 0, 0, time.monotonic()
         self.plan, self.batches, self.order = None, None, (None, None)
         if settings.resume:
             self.first_step = checkpoint.resume(self)
@@ -166,6 +167,12 @@ class Run:
             self.order = epoch, epoch_order(self.settings.seed, epoch, len(self.train_images))
         return self.order[1]
 
+    def wishes(self) -> list[str]:
+        """What this rank asks of all: a checkpoint when its time has come, a stop on a signal."""
+        minutes = self.settings.save_minutes
+        due = self.comm.rank == 0 and minutes and time.monotonic() - self.saved > 60 * minutes
+        return ["save"] * bool(due) + ["stop"] * self.asked_to_stop
+
     def clock(self, what: str):
         return self.log.clock(what)
 
@@ -194,8 +201,8 @@ class Run:
             guard.agree(self.comm, weights=checkpoint.digest(self))
         if ends:
             self._end_of_epoch(moment)
-        elif s.save_steps and self.step % s.save_steps == 0:
-            checkpoint.save(self)
+        elif sums["save"] or s.save_steps and self.step % s.save_steps == 0:
+            self.save()
 
     def _end_of_epoch(self, moment: Moment) -> None:
         s, done = self.settings, self.step == self.schedule.total_steps
@@ -205,11 +212,15 @@ class Run:
                 result = evaluate.evaluate(self)
         self.log.epoch(moment, result)
         if done or (s.save_every and (moment.epoch_index + 1) % s.save_every == 0):
-            checkpoint.save(self)
+            self.save()
+
+    def save(self) -> None:
+        checkpoint.save(self)
+        self.saved = time.monotonic()
 
     def stop(self, moment: Moment) -> int:
         """Asked to stop: everything is saved; the same command with --resume auto goes on."""
-        checkpoint.save(self)
+        self.save()
         self.log.close(f"stopped on request after step {self.step}; go on with --resume auto")
         return STOPPED
 

@@ -53,6 +53,7 @@ class Settings:
     eval_every: int = _is(1, RUN, "epochs between validations (0: only the last)", least=0)
     save_every: int = _is(1, RUN, "epochs between checkpoints (0: only the last)", least=0)
     save_steps: int = _is(0, RUN, "also a checkpoint every so many steps (0: no)", least=0)
+    save_minutes: float = _is(0.0, RUN, "also a checkpoint every so many minutes (0: no)", least=0)
     resume: str = _is("", RUN, "checkpoint to go on from; auto: the newest of this run's name")
     images: int = _is(0, RUN, "training images, for --dry-run without data (0: count)", least=0)
 

@@ -12,6 +12,7 @@ import sys
 import traceback
 
 from refimpl import config, launch
+from refimpl.collective.guard import Watchdog
 from refimpl.errors import Diverged, UsageError
 from refimpl.schedule import Moment
 
@@ -19,14 +20,15 @@ from refimpl.schedule import Moment
 def train(settings: config.Settings, comm) -> int:
     """One whole run on the ranks of `comm`; returns the exit code."""
     from refimpl.run import Run
-    run = Run(settings, comm)
-    for step in range(run.first_step, run.schedule.total_steps):
-        moment = run.schedule.at(step)
-        sums = train_step(run, moment)
-        run.after_step(moment, sums)
-        if sums["stop"]:  # any rank was asked to: all ranks see the same sum
-            return run.stop(moment)
-    return run.finish()
+    with Watchdog(settings.timeout):  # a rank that waits too long says for whom, and ends the job
+        run = Run(settings, comm)
+        for step in range(run.first_step, run.schedule.total_steps):
+            moment = run.schedule.at(step)
+            sums = train_step(run, moment)
+            run.after_step(moment, sums)
+            if sums["stop"]:  # any rank was asked to: all ranks see the same sum
+                return run.stop(moment)
+        return run.finish()
 
 
 def train_step(run, moment: Moment) -> dict[str, float]:
@@ -41,8 +43,8 @@ def train_step(run, moment: Moment) -> dict[str, float]:
             loss = run.loss(logits, labels) / moment.kn  # Goyal, remark 3: over kn, not n
         (loss * scale.value).backward()
         gradients.end_worker(loss, (logits.argmax(1) == labels).sum())
-    if run.asked_to_stop:
-        gradients.request_stop()
+    for wish in run.wishes():  # to save or to stop: one rank's wish reaches all with the sum
+        gradients.wish(wish)
     with run.clock("allreduce"):
         sums = run.reduce(scale.value)
     if scale.accept(sums, moment):  # the same decision on every rank, before any weight changes

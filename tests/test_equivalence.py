@@ -15,6 +15,7 @@ from refimpl import checkpoint, config
 from refimpl.data.images import MEAN, STD, draws, train_view
 from refimpl.data.index import open_index
 from refimpl.data.order import epoch_order
+from refimpl.gradients import TAIL
 from refimpl.model import ResNet, batch_norms, initialise
 from refimpl.oracle import spec
 from refimpl.optimizer import Optimizer
@@ -85,11 +86,12 @@ def twin(settings, schedule, workers: int, fold) -> tuple[ResNet, Optimizer]:
             change = torch.cat([(b - old).flatten() for b, old in zip(buffers, before)])
             updates.append(torch.zeros_like(change).add_(change, alpha=1 / workers).numpy())
         total = torch.from_numpy(fold(gradients))
-        # the last bucket of the trainer is these updates and four more values
-        update = torch.from_numpy(fold([np.append(u, np.zeros(4, np.float32)) for u in updates]))
+        # the last bucket of the trainer is these updates and a few more values
+        tail = np.zeros(len(TAIL), np.float32)
+        update = torch.from_numpy(fold([np.append(u, tail) for u in updates]))[:-len(TAIL)]
         for p, g in zip(parameters, total.split([p.numel() for p in parameters])):
             p.grad = g.view_as(p)
-        for b, old, u in zip(buffers, before, update[:-4].split([b.numel() for b in buffers])):
+        for b, old, u in zip(buffers, before, update.split([b.numel() for b in buffers])):
             b.copy_(old + u.view_as(b))
         optimizer.step(m.lr, m.momentum, m.lr_previous)
     return model, optimizer

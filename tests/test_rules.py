@@ -46,8 +46,9 @@ def test_the_tail_tells_loss_top1_stop_and_overflow_of_all_workers(sum_):
     assert (sums["loss"], sums["correct"], sums["stop"], sums["overflow"]) == (1.5, 0.75, 0, 0)
     assert gradients.parameters[0].grad.unique().tolist() == [6.0]
     gradients.clear(1, 4)
-    gradients.request_stop()
-    assert gradients.reduce(lambda array, wire: None)["stop"] == 1
+    gradients.wish("stop")
+    sums = gradients.reduce(lambda array, wire: None)
+    assert (sums["save"], sums["stop"], sums["overflow"]) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("sum_,bad", [("plain", float("nan")), ("plain", float("inf")),
