@@ -133,3 +133,18 @@ def test_a_buffer_that_lies_in_a_window_keeps_its_bits(comm):
                       size, rank, length, dtype)
     check(through(allreducer("window", comm), "float32"), spec.ring, size, rank, 99, "float32",
           "float16")
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_memory_beyond_the_buffer_is_two_segments_a_direction(comm):
+    import tracemalloc
+    buffer = np.ones(8_000_000, np.float32)  # 32 MB
+    for name in ("ring", "torus", "halving_doubling", "hierarchical"):
+        reduce = allreducer(name, comm)
+        for wire in (None, "bfloat16"):
+            tracemalloc.start()
+            reduce(buffer, wire=wire)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 8 << 20, (name, wire, peak)
+            buffer[:] = 1

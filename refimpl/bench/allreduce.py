@@ -49,6 +49,8 @@ def parse(argv):
     parser.add_argument("--grid", help="RxC of the torus")
     parser.add_argument("--ranks-per-node", type=int, help="of hierarchical; default: as they are")
     parser.add_argument("--wire", choices=("float16", "bfloat16"))
+    parser.add_argument("--shared", action="store_true",
+                        help="torus, hierarchical: buffers in shared memory, as the trainer has them")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=300, help="seconds before a hang is ended")
@@ -105,7 +107,8 @@ def reducer(name: str, comm, length: int, args):
         return gloo(comm), numpy.empty(length, numpy.float32)
     options = {"ranks_per_node": args.ranks_per_node} if name == "hierarchical" else {}
     reduce = allreducer(name, comm, args.grid if name == "torus" else None, check="first", **options)
-    buffer = (reduce.empty if name == "window" else numpy.empty)(length, numpy.float32)
+    shared = args.shared or name == "window"
+    buffer = reduce.empty(length) if shared else numpy.empty(length, numpy.float32)
     return (lambda b: reduce(b, wire=args.wire)), buffer
 
 

@@ -1,0 +1,50 @@
+"""The benchmark's definitions by hand, and one short run of the program on each MPI."""
+import itertools
+import json
+
+import pytest
+
+from refimpl.bench.allreduce import grid, row, sizes, slowest
+from refimpl.errors import UsageError
+from tests.mpi import flavours, mpirun
+
+
+@pytest.mark.parametrize("ranks, busbw", [(1, 0.0), (2, 2.0), (4, 3.0), (5, 3.2)])
+def test_bandwidths_are_those_of_nccl_tests(ranks, busbw):
+    got = row("ring", 4_000_000_000, ranks, [1.0, 2.0, 9.0])  # 4e9 bytes in 2 s: 2 GB/s
+    assert (got["median_s"], got["min_s"], got["max_s"], got["n"]) == (2.0, 1.0, 9.0, 3)
+    assert got["algbw"] == 2.0 and got["busbw"] == pytest.approx(busbw, rel=1e-15)
+
+
+def test_sizes_and_grids_as_people_write_them():
+    assert sizes("102228128") == [102228128] and sizes("64K") == [65536]
+    assert sizes("4K:256K") == [4096, 32768, 262144]
+    assert sizes("4K:128M")[-1] == 128 << 20
+    assert grid("2x4") == (2, 4) and grid(None) is None
+    for bad in ("4G:", "", "4K:5K:6K", "x"):
+        with pytest.raises(UsageError):
+            sizes(bad)
+    with pytest.raises(UsageError):
+        grid("2*4")
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_the_time_is_that_of_the_slowest_rank(comm):
+    ticks = itertools.count(0, 10 + comm.rank)  # a clock on which rank r needs 10 + r seconds
+    assert slowest(comm, lambda: None, clock=lambda: next(ticks)) == 10 + comm.size - 1
+
+
+@pytest.mark.parametrize("mpi", flavours())
+def test_all_algorithms_beside_mpi_and_gloo(mpi, tmp_path):
+    job = mpirun(mpi, 2, "-m", "refimpl.bench", "allreduce", "--sizes", "4K:32K", "--repeats", "2",
+                 "--json", str(tmp_path / "rows"), "--plot", str(tmp_path / "plot.png"))
+    assert job.returncode == 0, job.stderr
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert len(rows) == 14 and {r["algorithm"] for r in rows} >= {"ring", "window", "mpi", "gloo"}
+    assert all(r["n"] == 2 and r["mpi"] and r["min_s"] <= r["median_s"] for r in rows)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_wrong_word_is_one_line_and_code_2():
+    job = mpirun(next(iter(flavours())), 1, "-m", "refimpl.bench", "allreduce", "--grid", "2by4")
+    assert job.returncode == 2 and "2x4" in job.stderr and "Traceback" not in job.stderr
