@@ -366,7 +366,7 @@ def test_spoilt_npy_results_give_one_line_and_code_2(content, tmp_path, capsys):
 @pytest.mark.parametrize("argv", [
     ["check"], ["check", "a"], ["explain"], ["inputs"], ["diff", "a"], ["state"], ["identify"],
     ["gen", "--family", "rumour"], ["gen"], ["gen", "--family", "exact", "--ranks", "0"],
-    ["gen", "--family", "spread", "--count", "100000"], ["gen", "--family", "spread", "--dtype", "int32"],
+    ["gen", "--family", "spread", "--count", "1000000"], ["gen", "--family", "spread", "--dtype", "int32"],
     ["gen", "--family", "exact", "--count", "-3"], ["gen", "--vectors", "../x"],
     ["gen", "--family", "place", "--dtype", "bfloat16", "--ranks", "99"],
     ["gen", "--family", "spread", "--order", "torus:9x9"], ["diff", "--band", "a", "b"]])

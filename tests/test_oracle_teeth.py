@@ -5,7 +5,7 @@ import pytest
 
 from refimpl.errors import UsageError
 from refimpl.oracle.cases import load, notes, suite
-from refimpl.oracle.check import _sized, examine
+from refimpl.oracle.check import examine, sized
 from tests.oracle_bugs import BUGS, right
 
 FILES = ("census", "place", "exact", "sizes", "spread", "cancel", "special")
@@ -24,7 +24,7 @@ def caught(name, number):
     case = next(case for case in VECTORS if case.id == number)
     try:
         got = BUGS[name][2](case)
-        return bool(examine(case, [_sized(case, x) for x in got]).wrong)
+        return bool(examine(case, [sized(case, x, "bug") for x in got]).wrong)
     except UsageError:
         return True  # refused for its length
 

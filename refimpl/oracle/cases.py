@@ -47,7 +47,7 @@ class Case:
         need(_whole(self.count, 0, LARGEST // self.ranks),
              f"count {self.count!r}: use 0 to {LARGEST // self.ranks} with {self.ranks} ranks")
         need(_whole(self.seed, 0, 2 ** 63), f"seed {self.seed!r}: use 0 to 2^63")
-        need(self.inputs or self.level == "exact" or self.ranks * self.count <= INLINE,
+        need(self.level == "exact" or self.ranks * self.count <= BLOCK,
              f"level {self.level}: {self.ranks} x {self.count} elements are too many; use exact")
         need(self.level != "ordered" or self.order, "level ordered: say in which order (--order)")
         need(self.dtype in FLOATS or self.level in ("agree", "exact", "ordered")
@@ -120,6 +120,25 @@ def need(condition: object, message: str) -> None:
         raise UsageError(message)
 
 
+BAD_DATA = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+
+
+def not_sound(path: str, error: Exception) -> UsageError:
+    """One short line about a file that is not what it should be."""
+    what = f"missing {error}" if isinstance(error, KeyError) else str(error)
+    return UsageError(f"{path}: {what[:200]}")
+
+
+def read_text(path: str) -> str:
+    """A file of at most 256 MiB."""
+    try:
+        need(os.path.getsize(path) <= 1 << 28, "larger than 256 MiB")
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except BAD_DATA as error:
+        raise not_sound(path, error) from None
+
+
 def _whole(x: object, low: int, high: int) -> bool:
     return type(x) is int and low <= x <= high
 
@@ -133,7 +152,7 @@ def dump(cases: Iterable[Case], notes: dict | None = None) -> str:
     for case in cases:
         common = {key: getattr(case, key, "sum") for key in SHARED}
         test = {"id": case.id, "flags": list(case.flags), "comment": case.comment}
-        if case.ranks * case.count <= INLINE:
+        if case.level != "exact" or case.ranks * case.count <= INLINE:
             inputs = [to_hex(case.input(rank), case.dtype) for rank in range(case.ranks)]
             test |= {"in": inputs}
             if case.level != "agree":
@@ -149,20 +168,18 @@ def dump(cases: Iterable[Case], notes: dict | None = None) -> str:
                        "groups": list(groups.values())}, indent=1) + "\n"
 
 
-def load(path: str | os.PathLike) -> list[Case]:
+def load(path: str) -> list[Case]:
     """The cases of a JSON file; UsageError if it is not sound, or expects what is not so."""
+    text = read_text(path)
     try:
-        need(os.path.getsize(path) <= 1 << 26, "larger than 64 MiB")
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
+        data = json.loads(text)
         need(isinstance(data, dict) and data.get("schema") == SCHEMA, f"schema is not {SCHEMA}")
         cases = [_case(group, test) for group in data["groups"] for test in group["tests"]]
         need(cases and data["cases"] == len(cases) == len({case.id for case in cases}),
              f"{len(cases)} cases with ids of their own, but `cases` says {data['cases']!r}")
         return cases
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"missing {error}" if isinstance(error, KeyError) else str(error)[:200]
-        raise UsageError(f"{path}: {what}") from None
+    except BAD_DATA as error:
+        raise not_sound(path, error) from None
 
 
 def _case(group: dict, test: dict) -> Case:

@@ -1,6 +1,5 @@
 """Compare results with what must come out, and say where they part."""
 import collections
-import os
 import re
 import threading
 import traceback
@@ -9,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refimpl.errors import UsageError
-from refimpl.oracle.cases import BLOCK, Case, digest, need
+from refimpl.oracle.cases import BLOCK, Case, digest, need, not_sound, read_text
 from refimpl.oracle.families import census_width
 from refimpl.oracle.spec import chunk
 from refimpl.oracle.words import FLOATS, bound, from_hex, same, stored, to_hex, ulps, wide
@@ -107,21 +105,13 @@ def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
         for rank in range(case.ranks):
             name = named(path, case, rank)
             if name not in files:
-                files[name] = _lines(name)
+                lines = read_text(name).splitlines()
+                files[name] = collections.deque(x for x in lines if not x.startswith("#"))
             need(files[name], f"{name}: ends in case {case.id}; it needs a line per rank and case")
-            got[-1].append(_sized(case, from_hex(files[name].popleft(), case.dtype)))
+            got[-1].append(sized(case, from_hex(files[name].popleft(), case.dtype), name))
     for name, left in files.items():
         need(not left, f"{name}: {len(left)} lines too many")
     return got
-
-
-def _lines(path: str) -> collections.deque[str]:
-    try:
-        need(os.path.getsize(path) <= 1 << 28, "larger than 256 MiB; use .npy")
-        with open(path, encoding="ascii") as file:
-            return collections.deque(x for x in file.read().splitlines() if not x.startswith("#"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from None
 
 
 def named(path: str, case: Case, rank: int) -> str:
@@ -130,15 +120,16 @@ def named(path: str, case: Case, rank: int) -> str:
 
 def _npy(case: Case, path: str) -> np.ndarray:
     try:
-        return _sized(case, np.load(path, mmap_mode="r" if case.count else None))
+        x = np.load(path, mmap_mode="r" if case.count else None)
+        return sized(case, x, "npy")
     except Exception as error:  # what NumPy raises for a bad header is anything
-        raise UsageError(f"{path}: {str(error)[:200]}") from None
+        raise not_sound(path, error) from None
 
 
-def _sized(case: Case, x: np.ndarray) -> np.ndarray:
+def sized(case: Case, x: np.ndarray, source: str) -> np.ndarray:
     need(x.dtype == stored(case.dtype) and x.shape == (case.count,),
-         f"case {case.id}: {x.dtype} of shape {x.shape}; needs {case.dtype} "
-         f"({stored(case.dtype)}) of shape ({case.count},)")
+         f"{source}: {x.dtype} of shape {x.shape}; case {case.id} needs {stored(case.dtype)} "
+         f"of shape ({case.count},)")
     return x
 
 
@@ -165,7 +156,7 @@ def check(f: Callable, comm, level: str = "exact", dtype: str = "float32", **opt
     Raises AssertionError with the report if any case fails, and UsageError if f cannot take one.
     """
     cases = options.pop("cases", None) or make(comm.Get_size(), level, dtype, **options)
-    report, verdicts = "", [attempt(f, comm, case) for case in cases]
+    verdicts = [attempt(f, comm, case) for case in cases]
     report = "\n".join([line for v in verdicts for line in v.lines][:20] + [summary(verdicts)])
     if any(v.wrong for v in verdicts):
         raise AssertionError(report)
@@ -200,4 +191,4 @@ def call(f: Callable, comm, case: Case, patience: float = 10) -> list[np.ndarray
         timer.cancel()
     for rank, (_, failure) in enumerate(results):
         need(not failure, f"rank {rank} raised {failure}")
-    return [_sized(case, out) for out, _ in results]
+    return [sized(case, out, f"rank {rank}") for rank, (out, _) in enumerate(results)]

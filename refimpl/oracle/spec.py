@@ -20,6 +20,7 @@ from refimpl.errors import UsageError
 from refimpl.oracle.words import FLOATS, from_bfloat16, stored, to_bfloat16
 
 Buffers = Sequence[np.ndarray]
+QUIET = np.errstate(all="ignore")  # overflow and inf - inf are results here, not warnings
 
 
 class Rules(NamedTuple):
@@ -28,11 +29,13 @@ class Rules(NamedTuple):
     sent: Callable
 
 
+@QUIET
 def ring(xs: Buffers, wire: str | None = None, dtype: str | None = None) -> np.ndarray:
     """Chunk c is ((x_c + x_c+1) + x_c+2) + ... over the ranks c, c+1, ... mod P."""
-    return _quietly(_ring, xs, _rules(xs, wire, dtype))
+    return _ring(xs, _rules(xs, wire, dtype))
 
 
+@QUIET
 def torus(xs: Buffers, rows: int, columns: int, wire: str | None = None,
           dtype: str | None = None) -> np.ndarray:
     """Rank = row * columns + column: along a row, chunk j is folded as a ring's, from column j on;
@@ -46,15 +49,17 @@ def torus(xs: Buffers, rows: int, columns: int, wire: str | None = None,
         across = [_turn(parts[r * columns:(r + 1) * columns], j, rules) for r in range(rows)]
         return _ring(across, rules)
 
-    return _quietly(lambda: np.concatenate([column(j) for j in range(columns)]))
+    return np.concatenate([column(j) for j in range(columns)])
 
 
+@QUIET
 def halving_doubling(xs: Buffers, wire: str | None = None, dtype: str | None = None) -> np.ndarray:
     """Each element is the tree ((0+1)+(2+3))+((4+5)+(6+7)); with P not a power of two, that of each
     binary block (44 = 32 + 8 + 4): T(block 0) + (T(block 1) + T(block 2)) (Goyal, section 4)."""
-    return _quietly(_halving_doubling, xs, _rules(xs, wire, dtype))
+    return _halving_doubling(xs, _rules(xs, wire, dtype))
 
 
+@QUIET
 def hierarchical(xs: Buffers, ranks_per_node: int, across: str = "ring",
                  wire: str | None = None, dtype: str | None = None) -> np.ndarray:
     """((x0+x1)+x2)+... inside each node, no 16-bit wire there; the node sums by `across`."""
@@ -62,9 +67,10 @@ def hierarchical(xs: Buffers, ranks_per_node: int, across: str = "ring",
         raise UsageError(f"ranks_per_node {ranks_per_node}: use 1 or more")
     add = _rules(xs, wire, dtype).add
     nodes = [xs[i:i + ranks_per_node] for i in range(0, len(xs), ranks_per_node)]
-    return by_order(across, [_quietly(_fold, node, add) for node in nodes], wire, dtype)
+    return by_order(across, [_fold(node, add) for node in nodes], wire, dtype)
 
 
+@QUIET
 def tree(xs: Buffers, text: str, dtype: str | None = None) -> np.ndarray:
     """The order as written, every rank once: "((0+1)+2)+3"; without brackets, from the left."""
     rules, seen = _rules(xs, None, dtype), []
@@ -76,7 +82,7 @@ def tree(xs: Buffers, text: str, dtype: str | None = None) -> np.ndarray:
         return xs[node.value]
 
     try:
-        result = _quietly(total, ast.parse(text.strip(), mode="eval").body).copy()
+        result = total(ast.parse(text.strip(), mode="eval").body).copy()
     except (SyntaxError, AttributeError, IndexError, TypeError, RecursionError, MemoryError):
         seen = []
     if sorted(seen) != list(range(len(xs))):
@@ -162,9 +168,3 @@ def _rules(xs: Buffers, wire: str | None, dtype: str | None) -> Rules:
 
 def _add_bfloat16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return to_bfloat16(from_bfloat16(a) + from_bfloat16(b))
-
-
-def _quietly(f: Callable, *arguments) -> np.ndarray:
-    """Overflow and inf - inf are results here, not warnings."""
-    with np.errstate(all="ignore"):
-        return f(*arguments)
