@@ -1,7 +1,7 @@
 """Planted bugs: a ring that passes messages, with faults to choose, and other ways to go wrong."""
 import numpy as np
 
-from refimpl.oracle import spec, words
+from refimpl.oracle import families, spec, words
 from refimpl.oracle.words import FLOATS, narrow, wide
 
 STORED = tuple(words.STORED)
@@ -113,7 +113,8 @@ def wide_accumulator(case):
 
 def as_integers(unit):
     def bug(case):
-        return [sum(case.input(r).view(unit) for r in range(case.ranks)).view(np.uint16)] * case.ranks
+        total = sum(case.input(r).view(unit) for r in range(case.ranks))
+        return [total.view(np.uint16)] * case.ranks
     return bug
 
 
@@ -123,13 +124,12 @@ def on_result(change):
 
 
 def flush(x, case):
-    smallest = 2.0 ** {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}[case.dtype]
+    smallest = families._limits(case.dtype)[1]
     return np.where(np.abs(x) < smallest, np.copysign(0, x), x)
 
 
 def saturate(x, case):
-    from refimpl.oracle.families import _limits
-    return np.where(np.isinf(x), np.copysign(_limits(case.dtype)[0], x), x)
+    return np.where(np.isinf(x), np.copysign(families._limits(case.dtype)[0], x), x)
 
 
 def owner_keeps(case):
@@ -156,7 +156,8 @@ def stops_at(limit):
         for start in range(0, n, 1 << 20):
             stop = min(start + (1 << 20), n)
             for rank, x in enumerate(out):
-                x[start:stop] = case.want(start, stop) if start < limit else case.input(rank, start, stop)
+                x[start:stop] = (case.want(start, stop) if start < limit
+                                 else case.input(rank, start, stop))
         return out
     return bug
 

@@ -143,7 +143,8 @@ def table(ranks: int = 5) -> str:
             job = mpirun(flavour, ranks, "-m", "tests.oracle_subjects", name, env=env, timeout=100)
             last = job.stdout.strip().splitlines()[-1:] or ["{}"]
             seen = json.loads(last[0]) if job.returncode == 0 else {"order": "did not run"}
-            cells = [seen.get(key, "") for key in ("order", "agree", "float32", "float16", "bfloat16")]
+            columns = ("order", "agree", "float32", "float16", "bfloat16")
+            cells = [seen.get(key, "") for key in columns]
             rows.append(f"| {text} | {flavour} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

@@ -56,7 +56,8 @@ def test_the_bound_holds_for_any_order_and_is_not_slack(dtype):
     worst, rng = 0.0, np.random.default_rng(0)
     for ranks in (2, 3, 7):
         xs = [families.values("spread", dtype, ranks, 1, r, 0, 300) for r in range(ranks)]
-        exact = [sum(map(Fraction, column)) for column in zip(*(words.wide(x, dtype).tolist() for x in xs))]
+        columns = zip(*(words.wide(x, dtype).tolist() for x in xs))
+        exact = [sum(map(Fraction, column)) for column in columns]
         for order in ([*range(ranks)], [*rng.permutation(ranks)]):
             got = words.wide(spec.tree(xs, "+".join(map(str, order)), dtype), dtype)
             off = np.array([float(abs(Fraction(g) - e)) for g, e in zip(got.tolist(), exact)])
@@ -67,7 +68,8 @@ def test_the_bound_holds_for_any_order_and_is_not_slack(dtype):
 
 
 def test_nan_equals_nan_unless_bits_are_asked_for():
-    a, b = np.array([0x7FC00000, 0x80000000], np.uint32).view(np.float32), np.array([-np.nan, 0], "f4")
+    a = np.array([0x7FC00000, 0x80000000], np.uint32).view(np.float32)
+    b = np.array([-np.nan, 0], np.float32)
     assert words.same(a, b, "float32").tolist() == [True, False]
     assert not words.same(a, b, "float32", nan_bits=True).any()
 
@@ -82,7 +84,8 @@ def test_every_partial_sum_of_exact_inputs_is_exact(family, dtype):
         xs = [families.values(family, dtype, ranks, 0, r, 0, 200) for r in range(ranks)]
         for _ in range(3):
             order = rng.permutation(ranks)
-            total, real = xs[order[0]], [Fraction(v) for v in words.wide(xs[order[0]], dtype).tolist()]
+            total = xs[order[0]]
+            real = [Fraction(v) for v in words.wide(total, dtype).tolist()]
             for r in order[1:]:
                 total = spec.tree([total, xs[r]], "0+1", dtype)
                 real = [a + Fraction(v) for a, v in zip(real, words.wide(xs[r], dtype).tolist())]
@@ -219,7 +222,7 @@ def test_a_mismatch_names_rank_element_chunk_owner_and_distance(case_file, tmp_p
 
 def test_at_most_twenty_mismatches_unless_asked(case_file, tmp_path, capsys):
     case = case_file("--family", "exact", "--count", "50")
-    got = written(tmp_path / "got.txt", (" 00000000" * 50)[1:] + "\n" + 3 * ((" 00000000" * 50)[1:] + "\n"))
+    got = written(tmp_path / "got.txt", 4 * ((" 00000000" * 50)[1:] + "\n"))
     for options, lines in (([], 21), (["--errors", "3"], 4), (["--errors", "300"], 201)):
         assert main(["check", case, got, *options]) == 1
         assert len(capsys.readouterr().out.splitlines()) == lines
@@ -289,7 +292,8 @@ SPOILS = [
     lambda d: d["groups"][0]["tests"][0].update(id=10 ** 30),
     lambda d: d["groups"][0]["tests"][0].update(flags=3),
 ]
-RECIPE = {"id": 1, "flags": [], "comment": "", "family": "exact", "seed": 0, "count": 99, "sha256": "0" * 64}
+RECIPE = {"id": 1, "flags": [], "comment": "", "family": "exact", "seed": 0, "count": 99,
+          "sha256": "0" * 64}
 RECIPES = [{"count": 10 ** 15}, {"count": -1}, {"count": 1e9}, {"family": "rumour"}, {"seed": -1},
            {"seed": 10 ** 40}, {"family": ["x"]}, {"sha256": 7}]
 
@@ -327,7 +331,8 @@ def test_a_recipe_with_a_digest_of_something_else_is_told(tmp_path, capsys):
     assert "sha256" in refused(capsys, "check", path, written(tmp_path / "got.txt", line * 2))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100000, "null", "[]", "7", "\x00", '{"schema": NaN}',
+@pytest.mark.parametrize("text", ["", "{", "[" * 100000, "null", "[]", "7", "\x00",
+                                  '{"schema": NaN}',
                                   '{"schema": "refimpl-allreduce-1", "cases": ' + "9" * 6000 + "}"])
 def test_what_is_no_case_file_gives_one_line_and_code_2(text, tmp_path, capsys):
     got = written(tmp_path / "got.txt", "")
@@ -338,7 +343,8 @@ def test_what_is_no_case_file_gives_one_line_and_code_2(text, tmp_path, capsys):
     refused(capsys, "check", str(tmp_path), got)
 
 
-@pytest.mark.parametrize("text", ["", "40000000", "40000000\n40000000\n40000000", "4000000\n40000000",
+@pytest.mark.parametrize("text", ["", "40000000", "40000000\n40000000\n40000000",
+                                  "4000000\n40000000",
                                   "40000000 40000000\n40000000", "x\ny\n", "½\n½\n", "\x00\n\x00"])
 def test_spoilt_results_give_one_line_and_code_2(text, tmp_path, capsys):
     case = written(tmp_path / "c.json", json.dumps(GOOD))
@@ -355,7 +361,8 @@ def npy(shape, descr="<f4", data=b""):
 
 @pytest.mark.parametrize("content", [
     b"", b"\x93NUMPY", npy("(1000000000000,)"), npy("(1,)"), npy("(1,)", "|O", b"x" * 8),
-    npy("(1, 1)", data=b"1234"), npy("(1,)", "<f8", b"12345678"), npy("(-1,)"), npy("(1,"), b"PK\x03\x04"])
+    npy("(1, 1)", data=b"1234"), npy("(1,)", "<f8", b"12345678"), npy("(-1,)"), npy("(1,"),
+    b"PK\x03\x04"])
 def test_spoilt_npy_results_give_one_line_and_code_2(content, tmp_path, capsys):
     case = written(tmp_path / "c.json", json.dumps(GOOD))
     for rank in range(2):
@@ -366,7 +373,8 @@ def test_spoilt_npy_results_give_one_line_and_code_2(content, tmp_path, capsys):
 @pytest.mark.parametrize("argv", [
     ["check"], ["check", "a"], ["explain"], ["inputs"], ["diff", "a"], ["state"], ["identify"],
     ["gen", "--family", "rumour"], ["gen"], ["gen", "--family", "exact", "--ranks", "0"],
-    ["gen", "--family", "spread", "--count", "1000000"], ["gen", "--family", "spread", "--dtype", "int32"],
+    ["gen", "--family", "spread", "--count", "1000000"],
+    ["gen", "--family", "spread", "--dtype", "int32"],
     ["gen", "--family", "exact", "--count", "-3"], ["gen", "--vectors", "../x"],
     ["gen", "--family", "place", "--dtype", "bfloat16", "--ranks", "99"],
     ["gen", "--family", "spread", "--order", "torus:9x9"], ["diff", "--band", "a", "b"]])
@@ -375,7 +383,8 @@ def test_arguments_that_make_no_sense_give_one_line_and_code_2(argv, capsys):
 
 
 def test_a_word_that_is_no_verb_gives_one_line(capsys):
-    for argv in (["rumour"], ["gen", "--rumour"], ["gen", "--ranks", "many"], ["check", "--level", "x"]):
+    for argv in (["rumour"], ["gen", "--rumour"], ["gen", "--ranks", "many"],
+                 ["check", "--level", "x"]):
         refused(capsys, *argv)
 
 

@@ -17,7 +17,8 @@ ENV = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ
 
 @pytest.fixture
 def quick_start(tmp_path):
-    if not shutil.which("mpicxx", path=ENV["PATH"]) or not shutil.which("g++") or "mpich" not in flavours():
+    if not (shutil.which("mpicxx", path=ENV["PATH"]) and shutil.which("g++")
+            and "mpich" in flavours()):
         pytest.skip("needs g++ and MPICH's mpicxx")
     source = re.search(r"```cpp\n(.*?)```", PAGE, re.S)[1]
     commands = re.search(r"Compile, run, check:\n\n```sh\n(.*?)```", PAGE, re.S)[1]

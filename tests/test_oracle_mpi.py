@@ -66,7 +66,8 @@ def subjects_in_place():
     (["check", "tests.oracle_subjects:mean"], 1, "got"),
     (["check", "tests.oracle_subjects:raises"], 2, ""),
     (["self", "--order", "torus:3x1", "--wire", "bfloat16"], 0, "ordered (torus:3x1) 14"),
-    (["self", "--order", "halving_doubling", "--dtype", "bfloat16"], 0, "ordered (halving_doubling) 14"),
+    (["self", "--order", "halving_doubling", "--dtype", "bfloat16"], 0,
+     "ordered (halving_doubling) 14"),
     (["self", "--level", "exact", "--dtype", "int32"], 0, "8 passed, 0 failed")])
 def test_every_rank_ends_with_the_answer(mpi, argv, code, words):
     show = "import runpy, sys\ntry:\n runpy.run_module('refimpl.oracle', run_name='__main__')\n" \

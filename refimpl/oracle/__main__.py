@@ -142,7 +142,7 @@ def _check(options) -> int:
 def _explain(options) -> int:
     cases, lines, wrong, before = _cases(options), [], 0, None
     for case, got in zip(cases, read_results(cases, options.paths[1])):
-        need(case.ranks * case.count <= INLINE, f"case {case.id} is too large to explain: use check")
+        need(case.ranks * case.count <= INLINE, f"case {case.id} is too large here: use check")
         bad = examine(case, got).wrong
         said = explain(case, got, before) if bad else [f"conforms ({case.level})"]
         lines += [f"case {case.id}: {line}" for line in said]

@@ -60,7 +60,7 @@ def _near(case: Case, mine: np.ndarray) -> np.ndarray:
 
 
 def where(case: Case, e: int) -> str:
-    """Element, its chunk and the rank that finishes it, in the case's order (none: as in a ring)."""
+    """Element, its chunk and the rank that finishes it, in the case's order (none: a ring's)."""
     def part(n: int, parts: int, i: int) -> int:
         return next(c for c in range(parts) if i < chunk(n, parts, c).stop)
     order, n, ranks = case.order or "ring", case.count, case.ranks
@@ -140,7 +140,8 @@ def make(ranks: int, level: str = "exact", dtype: str = "float32", order: str | 
     if level == "exact" or dtype not in FLOATS:
         families = [("exact", seed)]
     else:
-        families = [("special", seed)] if level == "special" else [("spread", seed), ("cancel", seed)]
+        names = ("special",) if level == "special" else ("spread", "cancel")
+        families = [(name, seed) for name in names]
     counts = sorted({0, 1, ranks - 1, ranks, ranks + 1, 13, 1009})
     made = [(family, start, n) for family, start in families for n in counts]
     if level == "exact":
@@ -150,7 +151,7 @@ def make(ranks: int, level: str = "exact", dtype: str = "float32", order: str | 
 
 
 def check(f: Callable, comm, level: str = "exact", dtype: str = "float32", **options) -> str:
-    """Run f(buffer, comm), in place or returning the sum, over `comm`; the same report on all ranks.
+    """Run f(buffer, comm), in place or returning the sum; the same report on all ranks of `comm`.
 
     options: order, wire, scale, seed, or `cases` to replace what these make.
     Raises AssertionError with the report if any case fails, and UsageError if f cannot take one.

@@ -23,7 +23,9 @@ def explain(case: Case, got: Sequence[np.ndarray], before: np.ndarray | None = N
     if any(not same(got[r], got[0], case.dtype).all() for r in wrong) or len(wrong) < case.ranks:
         lines.append(f"the ranks disagree: wrong on {_names(wrong)}, right on "
                      f"{_names([r for r in range(case.ranks) if r not in wrong])}")
-    for _, ranks in groupby(sorted(wrong, key=lambda r: got[r].tobytes()), lambda r: got[r].tobytes()):
+    def bits(r: int) -> bytes:
+        return got[r].tobytes()
+    for _, ranks in groupby(sorted(wrong, key=bits), bits):
         ranks = sorted(ranks)
         rank = ranks[0] if lines else None  # None: all ranks hold the same
         found = _whole(case, got[ranks[0]], want, ranks[0], before) or _pieces(
@@ -50,7 +52,8 @@ def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) ->
     if dtype in FLOATS:
         total, shares = wide(want, dtype), [narrow(wide(x, dtype) / k, dtype) for x in xs]
         guesses |= {f"the mean instead of the sum ({how})": value for how, value in {
-            "sum/k": narrow(total / k, dtype), "sum*(1/k)": narrow(total * np.float32(1 / k), dtype),
+            "sum/k": narrow(total / k, dtype),
+            "sum*(1/k)": narrow(total * np.float32(1 / k), dtype),
             "(x/k)sum": spec.ring(shares, dtype=dtype)}.items()}
     if dtype == "bfloat16":
         octets = sum(x.view(np.uint8) for x in xs)
@@ -113,7 +116,8 @@ def _counts(case: Case, mine: np.ndarray) -> list[tuple[int, ...] | None]:
     ranks, width = case.ranks, census_width(case.dtype)
     xs = [wide(case.input(r), case.dtype) for r in range(ranks)]
     if ranks <= width and all((x == 8 ** r).all() for r, x in enumerate(xs)):
-        return [tuple(int(v) >> 3 * r & 7 for r in range(ranks)) if 0 <= v < 8 ** ranks and v % 1 == 0
+        return [tuple(int(v) >> 3 * r & 7 for r in range(ranks))
+                if 0 <= v < 8 ** ranks and v % 1 == 0
                 else None for v in wide(mine, case.dtype).tolist()]
     ones = np.ones(ranks, np.int64)
     unit = np.eye(ranks, dtype=np.int64)

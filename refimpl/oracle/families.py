@@ -68,7 +68,7 @@ def special(dtype, ranks, seed, rank, index):
 
 
 def overflow(dtype, ranks, seed, rank, index):
-    """The largest number, with a sign by rank: whether a partial sum overflows is up to the order."""
+    """The largest number, its sign by rank: whether a partial sum overflows is up to the order."""
     return np.full(index.shape, _limits(dtype)[0] * (-1) ** ((rank + rank // 2) % 2))
 
 

@@ -50,7 +50,8 @@ def known(ranks: int) -> dict[str, str | tuple[int, int]]:
     names |= {f"hierarchical:{n}, a ring over nodes of {n} ranks": f"hierarchical:{n}"
               for n in range(2, ranks // 2 + 1)}
     names |= {f"ring, chunk c starts at rank c + {s}": (s, 1) for s in range(1, ranks)}
-    return names | {f"ring downwards, chunk c starts at rank c + {s}": (s, -1) for s in range(ranks)}
+    return names | {f"ring downwards, chunk c starts at rank c + {s}": (s, -1)
+                    for s in range(ranks)}
 
 
 def fold(order: str | tuple[int, int], xs: Sequence[np.ndarray], dtype: str) -> np.ndarray:
@@ -88,7 +89,8 @@ def _tree(group: tuple[int, ...], meet: dict) -> str:
         branch = [j for j in left if j == left[0] or meet[left[0], j] < len(group)]
         branches.append(tuple(branch))
         left = [j for j in left if j not in branch]
-    if len(branches) == 1 or any(meet[a[0], b[0]] != len(group) for a, b in combinations(branches, 2)):
+    if len(branches) == 1 or any(meet[a[0], b[0]] != len(group)
+                                 for a, b in combinations(branches, 2)):
         return "?"
     branches.sort(key=lambda branch: (-len(branch), branch))
     return "(" + "+".join(_tree(branch, meet) for branch in branches) + ")"

@@ -68,13 +68,13 @@ def band(mine: str, references: list[str]) -> tuple[int, list[str]]:
 
 
 def state(ours: str, theirs: str) -> tuple[int, list[str]]:
-    """Exit code and lines for two .npz of one step: same bits (T1), within TOLERANCE (T2) or not."""
+    """Exit code and lines for two .npz of one step: same bits (T1), within TOLERANCE (T2), not."""
     a, b = _npz(ours), _npz(theirs)
     need(a.keys() == b.keys(), f"only one of the files has {sorted(a.keys() ^ b.keys())[:5]}")
     refuse_batch_norm(a, b)
     equal, lines = True, []
     for prefix, cause in STATE:
-        for key in (key for key in a if key == prefix or prefix[-1] == "/" and key.startswith(prefix)):
+        for key in (k for k in a if k == prefix or prefix[-1] == "/" and k.startswith(prefix)):
             need(a[key].shape == b[key].shape and a[key].dtype == b[key].dtype,
                  f"{key}: {a[key].dtype} {a[key].shape} against {b[key].dtype} {b[key].shape}")
             equal &= a[key].tobytes() == b[key].tobytes()
@@ -85,14 +85,14 @@ def state(ours: str, theirs: str) -> tuple[int, list[str]]:
                 lines.append(f"{key}: off by {off:.3g}, largest value {scale:.3g}")
         if lines:
             return 1, [*lines[:20], f"first apart here: look at {cause}"]
-    return 0, ["the same bits (T1)" if equal else f"within {TOLERANCE:g} of each tensor's size (T2)"]
+    return 0, ["same bits (T1)" if equal else f"within {TOLERANCE:g} of each tensor's size (T2)"]
 
 
 def refuse_batch_norm(a: dict, b: dict) -> None:
     """Statistics are per worker (Goyal, section 2.3): another n is another function, not a bug."""
     if bool(a.get("batch_norm")) and "n" in a and "n" in b:
-        need(int(a["n"]) == int(b["n"]), f"batch norm over n = {a['n']} and n = {b['n']} samples per "
-             "worker: different functions by design; compare equal n, or a model without batch norm")
+        need(int(a["n"]) == int(b["n"]), f"batch norm over n = {a['n']} and n = {b['n']} samples "
+             "per worker: different functions by design; compare equal n, or without batch norm")
 
 
 def _npz(path: str) -> dict[str, np.ndarray]:

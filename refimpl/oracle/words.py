@@ -56,7 +56,7 @@ def from_hex(text: str, dtype: str) -> np.ndarray:
             return np.frombuffer(bytes.fromhex(text), size.newbyteorder(">")).astype(size)
     except ValueError as error:
         wrong = str(error)
-    raise UsageError(f"{wrong[:40]!r}: {dtype} is written in words of {2 * size.itemsize} hex digits")
+    raise UsageError(f"{wrong[:40]!r}: {dtype} has words of {2 * size.itemsize} hex digits")
 
 
 def same(a: np.ndarray, b: np.ndarray, dtype: str, nan_bits: bool = False) -> np.ndarray:
