@@ -4,7 +4,8 @@ import sys
 
 from ..errors import UsageError
 
-COMMANDS = {"allreduce": "time each algorithm over message sizes, beside MPI's own and Gloo"}
+COMMANDS = {"allreduce": "time each algorithm over message sizes, beside MPI's own and Gloo",
+            "step": "time a training step beside torch's DDP and beside no communication"}
 
 
 def main(argv: list[str]) -> int:
