@@ -25,6 +25,7 @@ from refimpl.ranks import everywhere
 from refimpl.runlog import RunLog
 from refimpl.schedule import Moment, Schedule
 from refimpl.state import State
+from refimpl.timeline import STEPS, Timeline
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STOPPED = 75  # EX_TEMPFAIL: a batch script may requeue
@@ -41,6 +42,7 @@ class Run:
         self.threads = launch.set_threads(settings, comm)
         self._open_data()
         self.schedule = Schedule(settings, len(self.train_images))
+        self.timeline = None
         self._build()
         self.log = RunLog(self)
         self.first_step, self.step, self.saved = 0, 0, time.monotonic()
@@ -89,10 +91,14 @@ class Run:
         wire = None if s.wire == "none" else s.wire
         self.gradients = Gradients(self.model, max(1, int(s.bucket_mb * 1e6 / 4)), wire, s.sum,
                                    self._storage)
-        self.reduce = functools.partial(self.gradients.reduce, self.allreduce)
         behind = s.overlap == "on" or s.overlap == "auto" and not self._one_cpu_node()
-        if behind and not s.state:
-            self.reduce = Overlap(self.gradients, self.allreduce).reduce
+        behind = behind and not s.state
+        allreduce = self.allreduce
+        if s.timeline:
+            self.timeline = Timeline(self.comm, s.timeline)
+            allreduce = self.timeline.watched(allreduce, int(behind))
+        self.reduce = (Overlap(self.gradients, allreduce).reduce if behind else
+                       functools.partial(self.gradients.reduce, allreduce))
         self.state = State(self, s.state) if s.state else None
         self.count = allreducer("ring", self.comm)  # for the integers of validation
         self.optimizer = Optimizer(
@@ -173,8 +179,14 @@ class Run:
         due = self.comm.rank == 0 and minutes and time.monotonic() - self.saved > 60 * minutes
         return ["save"] * bool(due) + ["stop"] * self.asked_to_stop
 
+    @contextlib.contextmanager
     def clock(self, what: str):
-        return self.log.clock(what)
+        """Seconds spent inside join the epoch's line, and the timeline if there is one."""
+        start = time.monotonic()
+        yield
+        self.log.add_seconds(what, time.monotonic() - start)
+        if self.timeline:
+            self.timeline.span(what, start)
 
     def _ask_to_stop(self, number, frame) -> None:
         self.asked_to_stop = True
@@ -196,6 +208,8 @@ class Run:
         self.log.record(moment, sums)
         if self.state:
             self.state.write(moment, sums)
+        if self.timeline and self.step == min(self.first_step + STEPS, self.schedule.total_steps):
+            self.timeline.write()
         ends = moment.last_of_epoch or self.step == self.schedule.total_steps
         if ends or (s.check_every and self.step % s.check_every == 0):
             guard.agree(self.comm, weights=checkpoint.digest(self))

@@ -3,7 +3,6 @@
 log.jsonl: the first line says what ran; then a line per epoch. Everything that may differ between
 two equal runs stands in "times" or "machine", so the rest can be compared.
 """
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -77,12 +76,8 @@ class RunLog:
 
     # --- during a run -----------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def clock(self, what: str):
-        """Seconds spent on `what`, until the epoch's line."""
-        start = time.perf_counter()
-        yield
-        self.clocks[what] = self.clocks.get(what, 0.0) + time.perf_counter() - start
+    def add_seconds(self, what: str, seconds: float) -> None:
+        self.clocks[what] = self.clocks.get(what, 0.0) + seconds
 
     def record(self, moment, sums: dict[str, float]) -> None:
         """One step: its sums join the epoch's means."""

@@ -38,17 +38,19 @@ def train_step(run, moment: Moment) -> dict[str, float]:
     for worker in (mine := run.workers(moment)):
         images, labels = run.next_batch()
         gradients.begin_worker(last=worker == mine[-1])
-        with run.autocast():
+        with run.clock("forward"), run.autocast():
             logits = run.model(images)
             loss = run.loss(logits, labels) / moment.kn  # Goyal, remark 3: over kn, not n
-        (loss * scale.value).backward()
+        with run.clock("backward"):
+            (loss * scale.value).backward()
         gradients.end_worker(loss, (logits.argmax(1) == labels).sum())
     for wish in run.wishes():  # to save or to stop: one rank's wish reaches all with the sum
         gradients.wish(wish)
     with run.clock("allreduce"):
         sums = run.reduce(scale.value)
     if scale.accept(sums, moment):  # the same decision on every rank, before any weight changes
-        run.optimizer.step(moment.lr, moment.momentum, moment.lr_previous)
+        with run.clock("update"):
+            run.optimizer.step(moment.lr, moment.momentum, moment.lr_previous)
         gradients.apply_statistics()
     return sums
 
