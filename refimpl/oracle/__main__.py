@@ -176,11 +176,12 @@ def _self(options) -> int:
     comm, extra, options.order = _world(), {}, options.order or "ring"
     spec.by_order(options.order, [np.zeros(1)] * comm.Get_size())  # refuses what is no order
     name, _, shape = options.order.partition(":")
-    if name == "torus":
-        extra["shape"] = tuple(map(int, shape.split("x")))
-    elif name == "hierarchical":
+    if name == "hierarchical":
         nodes, _, across = shape.partition(":")
-        extra |= {"ranks_per_node": int(nodes), "across": across or "ring"}
+        across, _, shape = (across or "ring").partition(":")
+        extra |= {"ranks_per_node": int(nodes), "across": across}
+    if shape:
+        extra["shape"] = tuple(map(int, shape.split("x")))
     reduce = load_function("refimpl.collective:allreducer")(name, comm, **extra)
     return _run(lambda x, comm: reduce(x, wire=options.wire, dtype=options.dtype), options)
 
