@@ -130,3 +130,30 @@ def test_the_process_ends_even_if_abort_does_not_return(mpi, tmp_path):
     job = mpirun(mpi, 1, str(program), timeout=40)
     assert job.returncode not in (0, 124), job.stderr
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.ranks(2, 3)
+def test_two_threads_with_a_reducer_each_do_not_meet(comm):
+    import threading
+    reducers, wrong = [allreducer("ring", comm), allreducer("ring", comm)], []
+
+    def work(value, reduce):
+        for _ in range(100):
+            x = np.full(64, value)
+            reduce(x)
+            if (x != value * comm.size).any():
+                wrong.append(value)
+    threads = [threading.Thread(target=work, args=pair) for pair in zip((1, 1000), reducers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@MANY
+def test_a_window_on_some_ranks_only_is_refused(comm):
+    reduce = allreducer("window", comm)
+    inside = reduce.empty(10)
+    mine = inside if comm.rank else np.zeros(10, np.float32)
+    assert "in a window" in message(lambda: reduce(mine))

@@ -54,7 +54,9 @@ class Reducer:
         problem = _problem(buffer, wire, dtype) or self._not_here(buffer, wire)
         facts = {"layout": problem or "as it must be", "bucket": name,
                  "length": getattr(buffer, "size", "none"), "wire": wire,
-                 "dtype": dtype or str(getattr(buffer, "dtype", "none"))}
+                 "dtype": dtype or str(getattr(buffer, "dtype", "none")),
+                 "in a window": not problem and self.algorithm == "window" and window.serves(
+                     buffer, self.comm, wire)}
         key = tuple(facts.values())
         if self.check == "always" or key not in self._seen:
             guard.agree(self.comm, call=self.calls, **facts)
