@@ -93,12 +93,12 @@ class Comm:
         if not 0 <= peer < self.size:
             raise ValueError(f"peer {peer} is not among ranks 0 to {self.size - 1}")
         mine = Request(self, sends, peer, tag, array_of(spec))
-        key = ((self.context, self.rank, peer, tag) if sends else
-               (self.context, peer, self.rank, tag))
-        queue = self.pending.get(key)
-        if queue is None:
-            self.pending[key] = [mine]
-        elif queue and queue[0].sends != sends:
+        key = (self.context, self.rank, peer, tag) if sends else (self.context, peer, self.rank, tag)
+        try:
+            queue = self.pending[key]
+        except KeyError:
+            queue = self.pending[key] = []
+        if queue and queue[0].sends != sends:
             other = queue.pop(0)
             move(mine, other) if sends else move(other, mine)
         else:
@@ -231,9 +231,11 @@ def move(send: Request, receive: Request) -> None:
     if world.watch:
         world.watch(here, there, data, into)
     into[...] = data
-    nbytes, phase = data.nbytes * world.magnify, here.phase
-    count = here.sent.get(phase)
-    if count is None:
+    nbytes, waiting = data.nbytes * world.magnify, here.record.waiting
+    phase = waiting[1] if waiting else ""
+    try:
+        count = here.sent[phase]
+    except KeyError:
         count = here.sent[phase] = [0, 0.0]
     count[0] += 1
     count[1] += nbytes

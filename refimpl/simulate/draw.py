@@ -55,7 +55,7 @@ def _cell(axes, x, y, symbol, ranks, cell):
     grey = "0.12" if full else "1" if symbol.spent else str(0.94 - 0.4 * len(symbol.ranks) / ranks)
     axes.add_patch(Rectangle((x, y - 0.19), 1, 0.38, facecolor=grey, edgecolor="0.25", lw=0.7))
     text = "Σ" if full else symbol.text
-    size = min(9.0, 92 * cell / max(2, len(text)))
+    size = min(9.0, 80 * cell / max(2, len(text)))
     if size >= 3.5:
         axes.text(x + 0.5, y, text, ha="center", va="center", size=size,
                   color="white" if full else "0.65" if symbol.spent else "black")

@@ -79,7 +79,7 @@ def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, floa
     """(low, middle, high) of quantity(cluster) over the unpublished constants' ranges, and the
     constant that alone moves it most, with how far.
 
-    The ends are sought one constant after another, the strongest first.
+    The ends are sought one constant after another, the strongest first, twice round.
     """
     alone = {name: [quantity(cluster.but(**{name: b})) for b in bounds]
              for name, bounds in cluster.ranges.items()}
@@ -87,7 +87,7 @@ def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, floa
     order, ends = sorted(moves, key=moves.get, reverse=True), []
     for choose in (min, max):
         at, end = cluster, quantity(cluster)
-        for name in order:
+        for name in order + order:
             end, bound = choose((quantity(at.but(**{name: b})), b) for b in cluster.ranges[name])
             at = at.but(**{name: bound})
         ends.append(end)
