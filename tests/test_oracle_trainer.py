@@ -89,7 +89,8 @@ def test_what_is_no_trace_gives_one_line_and_code_2(text, tmp_path, capsys):
 def state(path, change=None, **extra):
     rng = np.random.default_rng(0)
     tensors = {"images": rng.standard_normal((4, 3, 8, 8), np.float32), "labels": np.arange(4),
-               "loss": np.float32(2.3),
+               "loss": np.float32(2.3), "lr": np.float64(0.1),
+               "weights_before/conv.weight": rng.standard_normal(30, np.float32),
                "gradient_local/conv.weight": rng.standard_normal(30, np.float32),
                "gradient_sum/conv.weight": rng.standard_normal(30, np.float32),
                "weights_after/conv.weight": rng.standard_normal(30, np.float32),
@@ -110,6 +111,7 @@ def test_equal_states_conform_and_close_ones_within_a_tolerance(tmp_path, capsys
 
 
 @pytest.mark.parametrize("key,factor,words", [
+    ("lr", 2, "the learning rate"), ("weights_before/conv.weight", 2, "the first weights"),
     ("images", 2, "the data"), ("labels", 2, "the data"), ("loss", 1.01, "the forward pass"),
     ("gradient_local/conv.weight", 1.001, "before any sum"),
     ("gradient_sum/conv.weight", 0.5, "its scale"),
@@ -119,6 +121,14 @@ def test_the_first_tensor_that_parts_is_named(key, factor, words, tmp_path, caps
     assert main(["state", state(tmp_path / "a"), state(tmp_path / "b", (key, factor))]) == 1
     said = capsys.readouterr().out
     assert said.startswith(key) and words in said
+
+
+def test_states_of_other_rank_counts_are_compared_but_for_the_ranks_own_parts(tmp_path, capsys):
+    parts = {n: np.ones((n, 30), np.float32) / n for n in (1, 2)}
+    a, b = (state(tmp_path / str(n), ranks=n, **{"gradient_local/conv.weight": parts[n]})
+            for n in (1, 2))
+    assert main(["state", a, b]) == 0
+    assert "same bits (T1)" in capsys.readouterr().out
 
 
 def test_states_that_cannot_be_compared_are_refused(tmp_path, capsys):
