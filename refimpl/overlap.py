@@ -10,9 +10,11 @@ of `Gradients.reduce`, which sums the same buckets after backward (Goyal et al. 
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
+from refimpl.collective import buffers
 from refimpl.gradients import Gradients
 
 
@@ -53,15 +55,17 @@ class Overlap:
         self.waiting.put((bucket, ready))
         self.sent += 1
 
+    def _on_stream(self):
+        """CuPy adds and copies on this thread's own stream, while backward goes on on another."""
+        return buffers.on_stream(self.stream.cuda_stream) if self.stream else nullcontext()
+
     def _work(self) -> None:
         while True:
             bucket, ready = self.waiting.get()
             try:
                 if self.stream:
                     self.stream.wait_event(ready)
-                    with torch.cuda.stream(self.stream):
-                        self.gradients.reduce_bucket(bucket, self.allreduce)
-                else:
+                with self._on_stream():
                     self.gradients.reduce_bucket(bucket, self.allreduce)
                 self.done.put(None)
             except BaseException as error:  # handed to the main thread, which knows what to do

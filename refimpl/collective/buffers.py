@@ -32,9 +32,16 @@ def module(array):
 
 
 def from_device(tensor):
-    """The CuPy array that is the memory of a CUDA tensor (of anything with the CUDA interface)."""
+    """The CuPy array that is the memory of a CUDA tensor; its device becomes CuPy's current one."""
     import cupy
+    cupy.cuda.Device(tensor.device.index).use()
     return cupy.asarray(tensor)
+
+
+def on_stream(pointer: int):
+    """Context in which this thread's CuPy work goes to the CUDA stream at `pointer`."""
+    import cupy
+    return cupy.cuda.ExternalStream(pointer)
 
 
 def synchronise(array) -> None:
