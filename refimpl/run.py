@@ -192,13 +192,14 @@ class Run:
         self.asked_to_stop = True
 
     def trace_line(self, moment: Moment, sums: dict[str, float]) -> dict:
-        """One step for `oracle diff`: numbers in hex, SHA-256 of float32 and int64 bytes."""
+        """One step for `oracle diff`: numbers in hex, SHA-256 over tensors in the model's order."""
         ids = self.order_of(moment.epoch_index)[moment.position:moment.position + moment.kn]
         parameters = list(self.model.parameters())
         return {"step": moment.step, "epoch": moment.epoch, "lr": moment.lr.hex(),
                 "loss": sums["loss"].hex(), "samples": hashlib.sha256(ids).hexdigest(),
                 "gradient": checkpoint.sha256(p.grad for p in parameters),
-                "weights": checkpoint.sha256([*parameters, self.gradients.common])}
+                "weights": checkpoint.sha256(parameters), "n": moment.n, "batch_norm": 1,
+                "statistics": checkpoint.sha256([self.gradients.common])}
 
     # --- between steps ----------------------------------------------------------------------
 
