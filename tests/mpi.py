@@ -1,4 +1,5 @@
 """Start programs under mpirun from a plain pytest: every MPI at hand, a time limit on each launch."""
+import ctypes
 import os
 import pathlib
 import shutil
@@ -27,6 +28,11 @@ def flavours() -> dict[str, tuple[list[str], dict[str, str]]]:
     return found
 
 
+def die_with_parent() -> None:
+    """Linux: a launcher ends when pytest does, however that ends; the ranks end with it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 def mpirun(mpi: str, ranks: int, *command: str, timeout: float = 60, env: dict | None = None,
            cwd=ROOT) -> subprocess.CompletedProcess:
     """Run `command` (argv after the Python interpreter) on `ranks` ranks; never longer than
@@ -35,7 +41,8 @@ def mpirun(mpi: str, ranks: int, *command: str, timeout: float = 60, env: dict |
     argv = [*launcher, "-np", str(ranks), sys.executable, *command]
     full = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **os.environ, **extra, **(env or {})}
     job = subprocess.Popen(argv, cwd=cwd, env=full, text=True, stdin=subprocess.DEVNULL,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                           preexec_fn=die_with_parent)
     try:
         out, err = job.communicate(timeout=timeout)
         return subprocess.CompletedProcess(argv, job.returncode, out, err)
