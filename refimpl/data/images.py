@@ -74,8 +74,13 @@ def crop_box(width, height, rng):
             top = int(rng.random() * (height - h + 1))
             return left, top, left + w, top + h
     side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
+    left, top = centre(width, height, side)
     return left, top, left + side, top + side
+
+
+def centre(width, height, size):
+    """(left, top) of the size x size centre."""
+    return round((width - size) / 2), round((height - size) / 2)
 
 
 def _resize(image, width, height):
@@ -105,7 +110,7 @@ def val_view(data, size, short_side):
     short = min(image.size)
     width, height = (int(short_side * side / short) for side in image.size)
     reduced(image, short_side / short)
-    left, top = round((width - size) / 2), round((height - size) / 2)
+    left, top = centre(width, height, size)
     return _resize(rgb(image), width, height)[top:top + size, left:left + size]
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.util import Finalize
 
 import numpy as np
 import torch
@@ -42,6 +43,13 @@ class Maker:
         self.short_side, self.replace = short_side, replace
 
     def __getitem__(self, item):
+        """The Batch, or the BadImage that stops the run (returned, to come through as it is)."""
+        try:
+            return self._batch(item)
+        except BadImage as error:
+            return error
+
+    def _batch(self, item):
         epoch, ids, places, labels = item
         images = torch.empty((len(ids), self.size, self.size, 3), dtype=torch.uint8)
         if get_worker_info():
@@ -101,6 +109,8 @@ def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, proc
             start = time.perf_counter()
             if (batch := next(batches, None)) is None:
                 return
+            if isinstance(batch, BadImage):
+                raise batch
             batch.waited_seconds = time.perf_counter() - start
             for note in batch.notes:
                 kind = re.sub(r"\d+", "", note.rpartition(": ")[2])
@@ -127,17 +137,19 @@ def _from_processes(maker, items, processes, ahead):
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     mine = set(multiprocessing.active_children()) - others
+    end = Finalize(None, _kill, (mine,), exitpriority=1)  # also if nobody closes the stream
     try:
         yield from batches
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error) and "shared memory" not in str(error):
-            raise
-        raise RuntimeError(f"a loader process died ({error}); is memory or /dev/shm too small? Try "
-                           "fewer loader processes, or 0") from error
+    except (RuntimeError, OSError, EOFError) as error:
+        raise RuntimeError("a loader process died; is memory or /dev/shm too small? Try fewer loader "
+                           f"processes, or 0 ({str(error).strip().splitlines()[-1:]})") from error
     finally:
-        for process in mine:
-            process.kill()
-        del batches
+        end()
+
+
+def _kill(processes):
+    for process in processes:
+        process.kill()
 
 
 def _start(_):
