@@ -33,9 +33,10 @@ def inspect(place):
             images.rgb(image)
             found += _exif(image)
         except (images.BadImage, OSError) as error:
-            found.append(f"BAD: {getattr(error, 'strerror', None) or error}")
-    found += {f"warning: {w.message}" for w in heard}
-    return place.name, size, width, height, [re.sub(r"\d{3,}", "N", kind[:90]) for kind in found]
+            why = getattr(error, "strerror", None) or str(error)
+            found.append("BAD: " + re.sub(r"\d+", "N", why[:90]))
+    found += {re.sub(r"\d+", "N", f"warning: {w.message}"[:90]) for w in heard}
+    return place.name, size, width, height, found
 
 
 def _about(image, data, suffix):

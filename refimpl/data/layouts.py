@@ -66,8 +66,8 @@ def _labelled(root, source, files, classes, truth):
     """A flat validation folder with the class of each file from the ground truth."""
     csvs = [os.path.join(d, "LOC_val_solution.csv") for d in (root, source, os.path.dirname(source))]
     truth = truth or next(filter(os.path.exists, csvs), None)
-    if not truth:
-        raise UsageError(f"{root}/val is flat, and no ground truth was found; {CURE}")
+    if not truth or not os.path.exists(truth):
+        raise UsageError(f"{root}/val is flat, and there is no ground truth {truth or ''}; {CURE}")
     with open(truth, newline="") as file:
         lines = [row for row in csv.reader(file) if row]
     if lines and len(lines[0]) > 1:  # image,"class x y x y ..."

@@ -27,6 +27,9 @@ def pack(source, out, short_side=None, quality=90, at_most=None, truth=None, pro
     """
     if os.path.exists(out):
         raise UsageError(f"{out} exists already; remove it or give another name")
+    if short_side is not None and short_side < 1 or not 1 <= quality <= 100:
+        raise UsageError(f"short side {short_side}, quality {quality}: the first must be 1 or more, the "
+                         "second from 1 to 100")
     parts = parts_of(source, truth)
     settings = json.dumps({"short_side": short_side, "quality": quality if short_side else None,
                            "at_most": at_most, "parts": [[p.folder, len(p.names), p.digest]

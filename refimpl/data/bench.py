@@ -1,0 +1,100 @@
+"""Images per second of the input, stage by stage, against torchvision on the same files in the same run.
+
+torchvision may need an environment of its own: run this with that environment's python.
+"""
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from refimpl.data.images import draws, opened, rgb, train_view, val_view
+from refimpl.data.index import open_index
+from refimpl.data.loader import normalise, stream
+from refimpl.data.order import epoch_order
+from refimpl.data.pool import cores
+
+SIZE, N = 224, 32
+
+
+def _stages(index, ids):
+    """The stages in one process: name -> function of a sample id."""
+    data = {i: index.read(i) for i in ids}
+    return {"read": index.read, "decode": lambda i: rgb(opened(data[i])),
+            "train view": lambda i: train_view(data[i], SIZE, draws(0, 0, i)),
+            "validation view": lambda i: val_view(data[i], SIZE, 256)}
+
+
+def _ours(index, ids, processes):
+    for batch in stream(index, ((0, ids[i:i + N]) for i in range(0, len(ids) - N + 1, N)),
+                        processes=processes):
+        yield normalise(batch.images)
+
+
+def _torchvision(root, ids, processes):
+    import torch
+    from torchvision import datasets, transforms as t
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    data = datasets.ImageFolder(root, t.Compose([t.RandomResizedCrop(SIZE), t.RandomHorizontalFlip(),
+                                                 t.ToTensor(), t.Normalize(mean, std)]))
+    for images, _ in torch.utils.data.DataLoader(data, N, sampler=ids.tolist(), num_workers=processes,
+                                                 drop_last=True):
+        yield images
+
+
+def _rate(batches):
+    """Images per second after the first batch, whose wait is the start of the processes."""
+    next(batches)
+    start, count = time.perf_counter(), 0
+    for images in batches:
+        count += len(images)
+    return count / (time.perf_counter() - start)
+
+
+def _show(name, rates, base=None):
+    middle = statistics.median(rates)
+    print(f"{name:34s}{middle:8.0f}  ({min(rates):.0f} to {max(rates):.0f})"
+          + (f"  {middle / base:5.2f} x torchvision" if base else ""), flush=True)
+    return middle
+
+
+def run(argv=None):
+    """`python -m refimpl.bench input --data TREE [--packed ZIP]`; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m refimpl.bench input", description=__doc__)
+    parser.add_argument("--data", required=True, help="folder (torchvision reads no zip) with train/")
+    parser.add_argument("--packed", help="a zip packed from it, e.g. with --short-side 256")
+    parser.add_argument("--processes", type=int, default=cores())
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--repeat", type=int, default=5)
+    a = parser.parse_args(argv)
+    sources = {name: open_index(path, "train") for name, path in (("", a.data), (" packed", a.packed))
+               if path}
+    ids = epoch_order(0, 0, len(sources[""]))[:a.images]
+    print(f"images/s, median of {a.repeat} (min to max); {len(ids)} files of mean "
+          f"{np.mean(sources[''].sizes[ids]):.0f} bytes")
+    for source, index in sources.items():
+        for name, stage in _stages(index, some := ids[:200].tolist()).items():
+            rates = []
+            for _ in range(a.repeat):
+                start = time.perf_counter()
+                for i in some:
+                    stage(i)
+                rates.append(len(some) / (time.perf_counter() - start))
+            _show(f"{name}{source}, in one process", rates)
+    ways = {f"refimpl{s}": lambda index=index: _ours(index, ids, a.processes)
+            for s, index in sources.items()}
+    try:
+        import torchvision
+        ways = {f"torchvision {torchvision.__version__}": lambda: _torchvision(
+            f"{a.data}/train", ids, a.processes)} | ways
+    except ImportError as error:
+        print(f"no torchvision here ({error}); run this with a python that has it to compare")
+    rates = {name: [] for name in ways}
+    for _ in range(a.repeat):  # in turn, so that a slow moment of the machine meets all
+        for name, way in ways.items():
+            rates[name].append(_rate(way()))
+    base = None
+    for name, found in rates.items():
+        middle = _show(f"{name}, {a.processes} processes", found, base)
+        base = middle if name.startswith("torchvision") else base
+    return 0
