@@ -150,8 +150,8 @@ class Gradients:
             self.tail[2:] = self.summed[2 - len(TAIL):]  # counts, not multiples of the quantum
         sums = dict(zip(TAIL, self.tail.tolist()))
         if not self.exact:
-            largest = torch.linalg.vector_norm(self.flat, float("inf"))
-            sums["overflow"] = float(not torch.isfinite(largest))
+            ends = torch.stack(torch.aminmax(self.flat))  # NaN if any value is
+            sums["overflow"] = float(not torch.isfinite(ends).all())
         if scale != 1.0:
             self.flat[:self.values].mul_(1 / scale)
         return sums

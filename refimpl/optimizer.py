@@ -29,6 +29,7 @@ def lars_tf(w: Tensor, g: Tensor, decay: float, coefficient: float, eps: float) 
     return torch.where((norm_w > 0) & (norm_g > 0), ratio, 1.0)
 
 
+PIECE = 1 << 17  # values updated at a time on a CPU: what an update reads twice is still in the cache
 TRUST = {"sgd": None, "lars_nnl": lars_nnl, "lars_tf": lars_tf}
 
 
@@ -55,6 +56,9 @@ class Optimizer:
         self.adapted = {name for name, _ in self.parameters if self.trust and not (
             rule == "lars_tf" and name in plain)}
         self.momentum = {name: torch.zeros_like(w) for name, w in self.parameters}
+        largest = max((w for _, w in self.parameters), key=torch.numel)
+        self.piece = PIECE if largest.device.type == "cpu" else largest.numel()
+        self.scratch = torch.empty_like(flat(largest)[:self.piece])
 
     @torch.no_grad()
     def step(self, lr: float, momentum: float, previous_lr: float) -> None:
@@ -63,22 +67,29 @@ class Optimizer:
         if self.form == "eq10" and self.correction and previous_lr:
             absorbed = momentum * (lr / previous_lr)
         for name, w in self.parameters:
-            self._update(name, w, w.grad, lr, momentum, absorbed)
+            decay, rate = self.decay[name], lr
+            if name in self.adapted:
+                rate = lr * self.trust(w, w.grad, decay, self.coefficient, self.eps)
+            for part in zip(*(flat(t).split(self.piece) for t in (w, w.grad, self.momentum[name]))):
+                self._update(*part, decay, rate, momentum, absorbed)
 
-    def _update(self, name: str, w: Tensor, g: Tensor, lr: float, m: float, absorbed: float):
-        decay, u = self.decay[name], self.momentum[name]
-        rate = lr
-        if name in self.adapted:
-            rate = lr * self.trust(w, g, decay, self.coefficient, self.eps)
-        if decay:
-            g = g.add(w, alpha=decay)
+    def _update(self, w: Tensor, g: Tensor, u: Tensor, decay: float, rate, m: float, absorbed: float):
+        t = self.scratch[:len(w)]
+        torch.add(g, w, alpha=decay, out=t)  # eq. (8): g + lambda w
         if self.form == "eq9":
-            u.mul_(m).add_(g)
-            w.sub_(g.add(u, alpha=m) if self.nesterov else u, alpha=rate)
+            torch.add(t, u, alpha=m, out=u)
+            w.sub_(t.add_(u, alpha=m) if self.nesterov else u, alpha=rate)
         else:
-            before = u.clone() if self.nesterov else None
-            u.mul_(absorbed).add_(g * rate)
-            w.sub_((1 + m) * u - absorbed * before if self.nesterov else u)
+            t.mul_(rate)
+            if self.nesterov:  # step (1 + m) v' - m c v = m v' + lr g
+                w.sub_(t)
+            torch.add(t, u, alpha=absorbed, out=u)
+            w.sub_(u, alpha=m if self.nesterov else 1)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The tensor's own memory as one dimension, whatever its (dense) layout."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 class LossScale:
