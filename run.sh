@@ -87,6 +87,9 @@ launch() {  # srun inside an allocation, else mpirun
 # --- what to do ----------------------------------------------------------------------------
 
 case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+if [ "${1:-}" = gpu-check ] && "${PYTHON:-python3}" -c 'import torch, cupy, mpi4py' 2>/dev/null; then
+    NO_SETUP=1  # a GPU machine that has everything: no pip, from the bare checkout
+fi
 if [ -n "${NO_SETUP:-}" ]; then
     python=$(command -v "${PYTHON:-python3}") mpirun=$(command -v mpirun || true)
 else
@@ -99,7 +102,7 @@ case "${1:-demo}" in
         [ -n "${NO_SETUP:-}" ] || second_mpi
         cd "$root" && exec "$python" -m pytest "$@" ;;
     launch-check) shift; launch -m refimpl.launch --check "$@" ;;
-    gpu-check) shift; cd "$root" && exec "$python" -m tests.gpu_check "$@" ;;
+    gpu-check) cd "$root" && "$python" -m tests.gpu_check && exec "$python" -m tests.gpu_train ;;
     -*) launch -m refimpl.train "$@" ;;
     *)
         recipe=${1:-demo}; shift || true
