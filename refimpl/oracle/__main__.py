@@ -13,7 +13,7 @@ import numpy as np
 from refimpl.errors import UsageError
 from refimpl.oracle import spec, trainer
 from refimpl.oracle.cases import BLOCK, INLINE, LEVELS, SCALES, Case, dump, load, need, notes, suite
-from refimpl.oracle.check import call, check, examine, make, named, read_results, summary
+from refimpl.oracle.check import call, check, examine, named, read_results, report
 from refimpl.oracle.explain import explain
 from refimpl.oracle.families import census_width
 from refimpl.oracle.identify import identify, load_function, probes
@@ -30,7 +30,7 @@ says which rank, which element and what probably went wrong.
   check case.json got.txt                                compare; also 'got.{rank}.npy'
   explain case.json got.txt                              say what a wrong result looks like
   identify --program "./mine in.txt got.txt" --ranks 6   print the order in which a program adds
-  diff a.jsonl b.jsonl                                   two training traces (--band: among seeds)
+  diff a.jsonl b.jsonl      two training traces (--agree: of the ranks of a run; --band: of seeds)
   state a.npz b.npz                                      two training steps with all tensors
 under mpirun -np 6 python -m refimpl.oracle:
   check module:function     f(buffer, comm), in place or returning the sum
@@ -40,10 +40,8 @@ under mpirun -np 6 python -m refimpl.oracle:
 Exit code, on every rank: 0 conforms, 1 does not, 2 cannot tell (bad file, not supported).
 """
 
-
-# verb: how many paths it takes
 VERBS = {"gen": (0, 0), "inputs": (1, 1), "expect": (1, 1), "check": (1, 2), "explain": (2, 2),
-         "identify": (0, 1), "self": (0, 0), "diff": (2, 99), "state": (2, 2)}
+         "identify": (0, 1), "self": (0, 0), "diff": (2, 99), "state": (2, 2)}  # how many paths
 
 
 def main(argv: list[str]) -> int:
@@ -69,14 +67,14 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("paths", nargs="*")
     for name in ("family", "order", "vectors", "npy", "program"):
         parser.add_argument(f"--{name}")
-    for name, default in (("ranks", 4), ("count", 13), ("seed", 0), ("errors", 20)):
+    for name, default in (("ranks", 4), ("count", 13), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="float32", choices=STORED)
     parser.add_argument("--wire", choices=("float16", "bfloat16"))
     parser.add_argument("--level", choices=LEVELS)
     parser.add_argument("--scale", choices=SCALES, default="sum")
-    parser.add_argument("--nan-bits", action="store_true")
-    parser.add_argument("--band", action="store_true")
+    for name in ("agree", "band"):
+        parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_intermixed_args(argv)
 
 
@@ -133,10 +131,8 @@ def _check(options) -> int:
     if len(options.paths) == 1:
         return _run(load_function(options.paths[0]), options)
     cases = _cases(options)
-    verdicts = [examine(case, got, options.errors, options.nan_bits)
-                for case, got in zip(cases, read_results(cases, options.paths[1]))]
-    lines = [line for verdict in verdicts for line in verdict.lines][:options.errors]
-    return _say(int(any(verdict.wrong for verdict in verdicts)), [*lines, summary(verdicts)])
+    verdicts = [examine(*pair) for pair in zip(cases, read_results(cases, options.paths[1]))]
+    return _say(int(any(verdict.wrong for verdict in verdicts)), [report(verdicts)])
 
 
 def _explain(options) -> int:
@@ -150,8 +146,9 @@ def _explain(options) -> int:
     return _say(int(wrong > 0), lines)
 
 
-def _say(code: int, lines: list[str]) -> int:
-    print("\n".join(lines), flush=True)
+def _say(code: int, lines: list[str], rank: int = 0) -> int:
+    if rank == 0:
+        print("\n".join(lines), flush=True)
     return code
 
 
@@ -164,11 +161,11 @@ def _run(f, options) -> int:
     """Check a function on all ranks; one of them prints."""
     level = options.level or ("ordered" if options.order else "exact")
     try:
-        code, report = 0, check(f, _world(), level, options.dtype, order=options.order,
-                                wire=options.wire, scale=options.scale, seed=options.seed)
+        code, said = 0, check(f, _world(), level, options.dtype, order=options.order,
+                              wire=options.wire, scale=options.scale, seed=options.seed)
     except AssertionError as error:
-        code, report = 1, str(error)
-    return code if _world().Get_rank() else _say(code, [report])
+        code, said = 1, str(error)
+    return _say(code, [said], _world().Get_rank())
 
 
 def _self(options) -> int:
@@ -193,8 +190,7 @@ def _identify(options) -> int:
     need(options.paths, "identify: give module:function, or --program")
     comm, f = _world(), load_function(options.paths[0])
     cases = probes(comm.Get_size(), options.count, options.dtype)
-    lines = identify(cases, [call(f, comm, case) for case in cases])
-    return 0 if comm.Get_rank() else _say(0, lines)
+    return _say(0, identify(cases, [call(f, comm, case) for case in cases]), comm.Get_rank())
 
 
 def _by_program(cases: list[Case], command: str) -> list:
@@ -213,14 +209,12 @@ def _by_program(cases: list[Case], command: str) -> list:
 
 
 def _diff(options) -> int:
-    if options.band:
-        return _say(*trainer.band(options.paths[0], options.paths[1:]))
-    need(len(options.paths) == 2, "diff: give two traces")
-    return _say(*trainer.diff(*options.paths))
+    compare = trainer.band if options.band else trainer.agree if options.agree else trainer.diff
+    return _say(*compare(options.paths))
 
 
 def _state(options) -> int:
-    return _say(*trainer.state(*options.paths))
+    return _say(*trainer.state(options.paths))
 
 
 if __name__ == "__main__":

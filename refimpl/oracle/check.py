@@ -13,6 +13,8 @@ from refimpl.oracle.families import census_width
 from refimpl.oracle.spec import chunk
 from refimpl.oracle.words import FLOATS, bound, from_hex, same, stored, to_hex, ulps, wide
 
+MOST = 20  # mismatches in a report
+
 
 class Verdict(NamedTuple):
     """`wrong` elements over all ranks; a line for each of the first of them, then remarks."""
@@ -21,7 +23,7 @@ class Verdict(NamedTuple):
     lines: list[str]
 
 
-def examine(case: Case, got: Sequence, most: int = 20, nan_bits: bool = False) -> Verdict:
+def examine(case: Case, got: Sequence) -> Verdict:
     """Hold got[rank] against the case's level; every level demands that the ranks agree."""
     wrong, lines, recipe = 0, [], case.inputs is None and case.expected
     if recipe and all(digest(x) == case.expected for x in got):
@@ -29,21 +31,19 @@ def examine(case: Case, got: Sequence, most: int = 20, nan_bits: bool = False) -
     for start in range(0, case.count, BLOCK):
         stop = min(start + BLOCK, case.count)
         first, want = np.asarray(got[0][start:stop]), case.want(start, stop)
+        there = first if case.level in ("agree", "bounded") else want
         for rank in range(case.ranks):
             mine = np.asarray(got[rank][start:stop])
-            right = same(mine, first, case.dtype, nan_bits)
+            right = same(mine, there, case.dtype)
             if case.level == "bounded":
                 right &= _near(case, mine)
-            elif case.level != "agree":
-                right = same(mine, want, case.dtype, nan_bits)
             bad = np.flatnonzero(~right)
             wrong += len(bad)
-            for i in bad[:max(0, most - len(lines))]:
-                there = first if case.level == "agree" else want
-                lines.append(f"case {case.id} rank {rank} {where(case, start + i)} "
-                             f"got {to_hex(mine[i:i + 1], case.dtype)} "
-                             f"want {to_hex(there[i:i + 1], case.dtype)} "
-                             f"ulps {ulps(mine[i], there[i], case.dtype)}")
+            shown = first if case.level == "agree" else want
+            lines += [f"case {case.id} rank {rank} {where(case, start + i)} "
+                      f"got {to_hex(mine[i:i + 1], case.dtype)} "
+                      f"want {to_hex(shown[i:i + 1], case.dtype)} "
+                      f"ulps {ulps(mine[i], shown[i], case.dtype)}" for i in bad[:MOST - len(lines)]]
     need(wrong or not recipe, f"case {case.id}: its sha256 is not what its recipe gives")
     if wrong and case.level == "ordered" and case.dtype in FLOATS and all(
             same(got[0], x, case.dtype).all() and _near(case, x).all() for x in got):
@@ -83,32 +83,33 @@ def where(case: Case, e: int) -> str:
     return f"element {e} chunk - owner -"
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """The last line of a report: how many passed, and how many met which level."""
+def report(verdicts: Sequence[Verdict]) -> str:
+    """The first mismatches, then how many cases passed and how many met which level."""
     passed = [v.case for v in verdicts if not v.wrong]
     levels = collections.Counter(f"ordered ({c.order})" if c.level == "ordered" else c.level
                                  for c in passed if c.level != "agree")
     met = ", ".join(f"{name} {n}" for name, n in [("agree", len(passed)), *levels.items()])
-    return f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"
+    lines = [line for v in verdicts for line in v.lines][:MOST]
+    return "\n".join([*lines, f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; "
+                      f"levels met: {met}"])
 
 
 def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
     """One line of hex words per rank and case, in the file's order (# starts a comment, an empty
     line is an empty buffer). With {rank} in the path a file per rank, and with {case} per case:
     text with the lines of that rank, or .npy."""
-    if path.endswith(".npy"):
-        return [[_npy(case, named(path, case, rank)) for rank in range(case.ranks)]
-                for case in cases]
-    files, got = {}, []
-    for case in cases:
-        got.append([])
-        for rank in range(case.ranks):
-            name = named(path, case, rank)
-            if name not in files:
-                lines = read_text(name).splitlines()
-                files[name] = collections.deque(x for x in lines if not x.startswith("#"))
-            need(files[name], f"{name}: ends in case {case.id}; it needs a line per rank and case")
-            got[-1].append(sized(case, from_hex(files[name].popleft(), case.dtype), name))
+    files = {}
+
+    def read(case: Case, rank: int) -> np.ndarray:
+        name = named(path, case, rank)
+        if name.endswith(".npy"):
+            return _npy(case, name)
+        if name not in files:
+            files[name] = [x for x in read_text(name).splitlines()[::-1] if not x.startswith("#")]
+        need(files[name], f"{name}: ends in case {case.id}; it needs a line per rank and case")
+        return sized(case, from_hex(files[name].pop(), case.dtype), name)
+
+    got = [[read(case, rank) for rank in range(case.ranks)] for case in cases]
     for name, left in files.items():
         need(not left, f"{name}: {len(left)} lines too many")
     return got
@@ -136,37 +137,31 @@ def sized(case: Case, x: np.ndarray, source: str) -> np.ndarray:
 def make(ranks: int, level: str = "exact", dtype: str = "float32", order: str | None = None,
          wire: str | None = None, scale: str = "sum", seed: int = 0) -> list[Case]:
     """Cases of that level for so many ranks: awkward lengths, and inputs that can see."""
-    common = dict(ranks=ranks, level=level, dtype=dtype, order=order, wire=wire, scale=scale)
-    if level == "exact" or dtype not in FLOATS:
-        families = [("exact", seed)]
-    else:
-        names = ("special",) if level == "special" else ("spread", "cancel")
-        families = [(name, seed) for name in names]
+    names = ("exact",) if level == "exact" or dtype not in FLOATS else (
+        ("special",) if level == "special" else ("spread", "cancel"))
     counts = sorted({0, 1, ranks - 1, ranks, ranks + 1, 13, 1009})
-    made = [(family, start, n) for family, start in families for n in counts]
+    made = [(name, seed, n) for name in names for n in counts]
     if level == "exact":
         made += [("census", i, ranks + 1) for i in range(-(-ranks // census_width(dtype)))]
-    return [Case(**common, family=family, seed=start, count=n, id=i + 1)
-            for i, (family, start, n) in enumerate(made)]
+    return [Case(dtype, ranks, n, level, name, start, order, wire, scale, id=i + 1)
+            for i, (name, start, n) in enumerate(made)]
 
 
 def check(f: Callable, comm, level: str = "exact", dtype: str = "float32", **options) -> str:
     """Run f(buffer, comm), in place or returning the sum; the same report on all ranks of `comm`.
 
-    options: order, wire, scale, seed, or `cases` to replace what these make.
-    Raises AssertionError with the report if any case fails, and UsageError if f cannot take one.
+    options: order, wire, scale, seed. Raises AssertionError with the report if any case fails, and
+    UsageError if f cannot take one.
     """
-    cases = options.pop("cases", None) or make(comm.Get_size(), level, dtype, **options)
+    cases = make(comm.Get_size(), level, dtype, **options)
     verdicts = [attempt(f, comm, case) for case in cases]
-    report = "\n".join([line for v in verdicts for line in v.lines][:20] + [summary(verdicts)])
     if any(v.wrong for v in verdicts):
-        raise AssertionError(report)
-    return report
+        raise AssertionError(report(verdicts))
+    return report(verdicts)
 
 
 def attempt(f: Callable, comm, case: Case) -> Verdict:
     """One case, called twice: the second call must give the same bits."""
-    need(case.ranks == comm.Get_size(), f"case {case.id} is for {case.ranks} ranks: mpirun -np")
     got, again = call(f, comm, case), call(f, comm, case)
     verdict = examine(case, got)
     for rank in range(case.ranks):

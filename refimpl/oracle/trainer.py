@@ -1,14 +1,13 @@
 """Two training runs: the first step, and the first thing in it, where they part."""
 import json
 import math
-import zipfile
 
 import numpy as np
 
 from refimpl.oracle.cases import BAD_DATA, need, not_sound, read_text
 
 CAUSES = {"samples": "the data: other samples, or in another order", "lr": "the learning rate",
-          "loss": "the forward pass: same samples, same weights before, another loss",
+          "loss": "the forward pass, or over what its mean is formed: same samples and weights",
           "gradient": "the gradient: backward pass, sum or scale",
           "weights": "the update: same gradient and learning rate, other weights after"}
 STATE = (("images", "the data"), ("labels", "the data"), ("weights_before/", "the first weights"),
@@ -24,8 +23,7 @@ def read_trace(path: str) -> dict[int, dict]:
     try:
         records = [json.loads(line) for line in text.splitlines() if line.strip()]
         for record in records:
-            record["loss"] = float.fromhex(record["loss"])
-            record["lr"] = float.fromhex(record["lr"])
+            record |= {key: float.fromhex(record[key]) for key in ("loss", "lr")}
             need(type(record["step"]) is int, f"step {str(record['step'])[:20]!r} is not a number")
             need(all(isinstance(record[key], str) for key in ("gradient", "weights", "samples")),
                  f"step {record['step']}: digests are strings")
@@ -36,11 +34,18 @@ def read_trace(path: str) -> dict[int, dict]:
         raise not_sound(path, error) from None
 
 
-def diff(ours: str, theirs: str) -> tuple[int, list[str]]:
-    """Exit code and lines: 0 where all common steps have the same bits (level T1)."""
-    a, b = read_trace(ours), read_trace(theirs)
-    common = sorted(a.keys() & b.keys())
-    need(common, f"{ours} and {theirs} have no step in common")
+def read_common(paths: list[str]) -> tuple[list[dict], list[int]]:
+    """The traces, and the steps that all of them have."""
+    traces = [read_trace(path) for path in paths]
+    steps = sorted(set(traces[0]).intersection(*traces))
+    need(steps, f"{', '.join(paths)} have no step in common")
+    return traces, steps
+
+
+def diff(paths: list[str]) -> tuple[int, list[str]]:
+    """Exit code and lines: 0 where all common steps of two traces have the same bits (T1)."""
+    need(len(paths) == 2, "diff: give two traces")
+    (a, b), common = read_common(paths)
     refuse_batch_norm(a[common[0]], b[common[0]])
     for step in common:
         for key, cause in CAUSES.items():
@@ -48,47 +53,70 @@ def diff(ours: str, theirs: str) -> tuple[int, list[str]]:
                 return 1, [f"step {step}: {key} parts first: {a[step][key]} against {b[step][key]}",
                            f"look at {cause}"]
     lines = [f"{len(common)} steps, {common[0]} to {common[-1]}, with the same bits (T1)"]
-    if a.keys() != b.keys():
-        lines.append(f"not compared: {len(a.keys() ^ b.keys())} steps that only one of them has")
+    if alone := len(a.keys() ^ b.keys()):
+        lines.append(f"not compared: {alone} steps that only one of them has")
     return 0, lines
 
 
-def band(mine: str, references: list[str]) -> tuple[int, list[str]]:
-    """Level T3: is the loss where that of at least five other seeds is? At most 5 % of the steps
-    may lie outside the mean -+ 4 standard deviations of a new run."""
-    need(len(references) >= 5, f"a band needs at least 5 seeds, not {len(references)}")
-    run, seeds = read_trace(mine), [read_trace(path) for path in references]
-    steps = sorted(set(run).intersection(*seeds))
-    need(steps, "the traces have no step in common")
-    loss = np.array([[seed[step]["loss"] for step in steps] for seed in seeds])
-    width = 4 * loss.std(0, ddof=1) * math.sqrt(1 + 1 / len(seeds))
-    off = np.abs(np.array([run[step]["loss"] for step in steps]) - loss.mean(0))
-    outside = [step for step, far in zip(steps, ~(off <= width)) if far]
+def agree(paths: list[str]) -> tuple[int, list[str]]:
+    """Level T0, on a trace per rank: the same summed gradient and weights after every step."""
+    ranks, common = read_common(paths)
+    for step in common:
+        for key, cause in (("gradient", "the sum: was it made, on all ranks, before the update?"),
+                           ("weights", "the first weights, then the update")):
+            for path, rank in zip(paths, ranks):
+                if rank[step][key] != ranks[0][step][key]:
+                    return 1, [f"step {step}: {key} of {path} is not that of {paths[0]}",
+                               f"the ranks disagree: look at {cause}"]
+    return 0, [f"{len(paths)} ranks agree after each of {len(common)} steps (T0)"]
+
+
+def band(paths: list[str]) -> tuple[int, list[str]]:
+    """Level T3: is the first one's loss where that of at least five other seeds is? At most 5 % of
+    the steps may lie outside the mean -+ 4 standard deviations of a new run."""
+    need(len(paths) > 5, f"a band needs at least 5 seeds, not {len(paths) - 1}")
+    traces, steps = read_common(paths)
+    mine, *seeds = np.array([[trace[step]["loss"] for step in steps] for trace in traces])
+    width = 4 * np.std(seeds, 0, ddof=1) * math.sqrt(1 + 1 / len(seeds))
+    inside = np.abs(mine - np.mean(seeds, 0)) <= width
+    outside = [step for step, right in zip(steps, inside) if not right]
     text = f"{len(outside)} of {len(steps)} steps outside the band of {len(seeds)} seeds (T3)"
     return int(len(outside) > len(steps) / 20), [text, *(f"first: step {s}" for s in outside[:1])]
 
 
-def state(ours: str, theirs: str) -> tuple[int, list[str]]:
+def state(paths: list[str]) -> tuple[int, list[str]]:
     """Exit code and lines for two .npz of one step: same bits (T1), within TOLERANCE (T2), not."""
-    a, b = _npz(ours), _npz(theirs)
+    a, b = map(_npz, paths)
     need(a.keys() == b.keys(), f"only one of the files has {sorted(a.keys() ^ b.keys())[:5]}")
     refuse_batch_norm(a, b)
-    if a.get("ranks", 0) != b.get("ranks", 0):  # other parts of the same sum
-        a, b = ({k: v for k, v in x.items() if not k.startswith("gradient_local/")} for x in (a, b))
-    equal, lines = True, []
+    equal, skip, notes = True, None, []
+    if a.get("ranks", 0) != b.get("ranks", 0):
+        skip = "gradient_local/"
+        notes = [f"not compared: {skip}*, parts of the sum on {a['ranks']} and {b['ranks']} ranks"]
     for prefix, cause in STATE:
+        lines = []
         for key in (k for k in a if k == prefix or prefix[-1] == "/" and k.startswith(prefix)):
-            need(a[key].shape == b[key].shape and a[key].dtype == b[key].dtype,
-                 f"{key}: {a[key].dtype} {a[key].shape} against {b[key].dtype} {b[key].shape}")
-            equal &= a[key].tobytes() == b[key].tobytes()
-            x, y = (v[key].astype(np.float64) for v in (a, b))
-            off = float(np.max(np.abs(x - y), initial=0))
-            scale = float(np.max(np.abs(x), initial=0))
-            if not off <= TOLERANCE * scale:
-                lines.append(f"{key}: off by {off:.3g}, largest value {scale:.3g}")
+            if prefix != skip:
+                need(a[key].shape == b[key].shape and a[key].dtype == b[key].dtype,
+                     f"{key}: {a[key].dtype} {a[key].shape} against {b[key].dtype} {b[key].shape}")
+                equal &= a[key].tobytes() == b[key].tobytes()
+                lines += _apart(key, a, b)
         if lines:
-            return 1, [*lines[:20], f"first apart here: look at {cause}"]
-    return 0, ["same bits (T1)" if equal else f"within {TOLERANCE:g} of each tensor's size (T2)"]
+            return 1, [*lines[:20], f"first apart here: look at {cause}", *notes]
+    text = "same bits (T1)" if equal else f"within {TOLERANCE:g} of each tensor's size (T2)"
+    return 0, [text, *notes]
+
+
+def _apart(key: str, a: dict, b: dict) -> list[str]:
+    """A line if the tensors differ by more than they may; of new weights, the change counts."""
+    before = a.get(key.replace("weights_after", "weights_before"), a[key])
+    need(before.shape == a[key].shape, f"{key} has another shape than the weights before")
+    x, y, old = (v.astype(np.float64) for v in (a[key], b[key], before))
+    off, scale, change = (float(np.max(np.abs(v), initial=0)) for v in (x - y, x, x - old))
+    if off <= (TOLERANCE * change + 2.0 ** -23 * scale if change else TOLERANCE * scale):
+        return []
+    return [f"{key}: off by {off:.3g}, largest {'change' if change else 'value'} "
+            f"{change or scale:.3g}"]
 
 
 def refuse_batch_norm(a: dict, b: dict) -> None:
@@ -100,14 +128,8 @@ def refuse_batch_norm(a: dict, b: dict) -> None:
 
 def _npz(path: str) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            need(sum(info.file_size for info in archive.infolist()) <= 1 << 28, "over 256 MiB")
-            for name in archive.namelist():  # a shape that its data cannot fill is not allocated
-                with archive.open(name) as file:
-                    np.lib.format.read_magic(file)
-                    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-                    need(math.prod(shape) * dtype.itemsize <= 1 << 28, f"{name}: shape {shape}")
         with np.load(path, allow_pickle=False) as file:
+            need(all(file[key].dtype.kind in "biuf" for key in file), "not all of it is numbers")
             return dict(file)
     except Exception as error:  # what zipfile and NumPy raise for a bad file is anything
         raise not_sound(path, error) from None

@@ -59,11 +59,11 @@ def from_hex(text: str, dtype: str) -> np.ndarray:
     raise UsageError(f"{wrong[:40]!r}: {dtype} has words of {2 * size.itemsize} hex digits")
 
 
-def same(a: np.ndarray, b: np.ndarray, dtype: str, nan_bits: bool = False) -> np.ndarray:
-    """Per element: equal bits; any two NaN count as equal unless their bits are asked for."""
+def same(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+    """Per element: equal bits, where any two NaN count as equal."""
     bits = f"u{stored(dtype).itemsize}"
     equal = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
-    if nan_bits or dtype not in FLOATS:
+    if dtype not in FLOATS:
         return equal
     with np.errstate(invalid="ignore"):  # a signalling NaN is converted here
         return equal | np.isnan(wide(a, dtype)) & np.isnan(wide(b, dtype))
