@@ -151,10 +151,10 @@ def table(ranks: int = 5) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        answer = look(sys.argv[1])
+        answers = [look(name) for name in sys.argv[1:]]
         from mpi4py import MPI
         if not MPI.COMM_WORLD.rank:
-            print(json.dumps(answer), flush=True)
-        os._exit(0) if sys.argv[1] == "gloo" else None  # Gloo's threads may outlive MPI_Finalize
+            print(*map(json.dumps, answers), sep="\n", flush=True)
+        os._exit(0) if "gloo" in sys.argv else None  # Gloo's threads may outlive MPI_Finalize
     else:
         print(table())

@@ -1,8 +1,6 @@
 """A case: P inputs, a level and what must come out; many of them in a JSON file."""
-import csv
 import dataclasses
 import hashlib
-import importlib.resources
 import json
 import math
 import os
@@ -13,13 +11,13 @@ import numpy as np
 import refimpl
 from refimpl.errors import UsageError
 from refimpl.oracle import families, spec
-from refimpl.oracle.words import FLOATS, from_hex, narrow, same, stored, to_hex, wide
+from refimpl.oracle.words import FLOATS, from_hex, narrow, need, same, stored, to_hex, wide
 
 SCHEMA = "refimpl-allreduce-1"
+SHARED = ("op", "scale", "dtype", "ranks", "level", "order", "wire")  # what a group's cases share
 LEVELS = ("agree", "exact", "ordered", "bounded", "special")
-SCALES = ("sum", "loss/(kn)", "sum/k", "sum*(1/k)", "(x/k)sum")  # the first two: nothing to do
 INLINE, LARGEST, BLOCK = 1 << 16, 1 << 31, 1 << 20  # elements of all ranks; the last: of one
-PLACE = importlib.resources.files("refimpl.oracle") / "vectors"
+BAD_DATA = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +31,6 @@ class Case:
     seed: int = 0
     order: str | None = None
     wire: str | None = None
-    scale: str = "sum"
     id: int = 1
     flags: tuple[str, ...] = ()
     comment: str = ""
@@ -42,18 +39,16 @@ class Case:
 
     def __post_init__(self):
         need(self.level in LEVELS, f"level {self.level!r}: use one of {', '.join(LEVELS)}")
-        need(self.scale in SCALES, f"scale {self.scale!r}: use one of {', '.join(SCALES)}")
-        need(_whole(self.ranks, 1, 65536), f"ranks {self.ranks!r}: use 1 to 65536")
-        need(_whole(self.count, 0, LARGEST // self.ranks),
-             f"count {self.count!r}: use 0 to {LARGEST // self.ranks} with {self.ranks} ranks")
-        need(_whole(self.seed, 0, 2 ** 63), f"seed {self.seed!r}: use 0 to 2^63")
-        need(self.level == "exact" or self.ranks * self.count <= BLOCK,
-             f"level {self.level}: {self.ranks} x {self.count} elements are too many; use exact")
+        for name, low, high in (("ranks", 1, 65536), ("seed", 0, 2 ** 63), ("id", 0, 2 ** 31),
+                                ("count", 0, LARGEST)):
+            value = getattr(self, name)
+            need(type(value) is int and low <= value <= high, f"{name} {str(value)[:20]!r}: use a "
+                 f"whole number from {low} to {high}")
+        need(self.ranks * self.count <= (LARGEST if self.level == "exact" else BLOCK),
+             f"level {self.level}: {self.ranks} x {self.count} elements are too many")
         need(self.level != "ordered" or self.order, "level ordered: say in which order (--order)")
-        need(self.dtype in FLOATS or self.level in ("agree", "exact", "ordered")
-             and self.scale in SCALES[:2], f"{self.level}, {self.scale}: not for {self.dtype}")
-        need(self.scale != "(x/k)sum" or self.level != "exact",
-             "(x/k)sum rounds before adding: use level ordered or bounded")
+        need(self.dtype in FLOATS or self.level in ("agree", "exact", "ordered"),
+             f"level {self.level} is not for {self.dtype}")
         need(not self.wire or self.level in ("agree", "ordered", "bounded"),
              f"level {self.level} with wire {self.wire}: use agree, ordered or bounded")
         stored(self.dtype)
@@ -68,38 +63,17 @@ class Case:
     def want(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """What every rank must end with (bounded: the exact sum, rounded once)."""
         if self.level in ("ordered", "special"):
-            return self._scaled(spec.by_order(self.order or "ring", self.addends(), self.wire,
-                                              self.dtype))[start:stop]
+            xs = [self.input(rank) for rank in range(self.ranks)]
+            return spec.by_order(self.order or "ring", xs, self.wire, self.dtype)[start:stop]
         if self.level in ("exact", "agree"):  # no partial sum rounds
-            total = wide(self.input(0, start, stop), self.dtype)
-            for rank in range(1, self.ranks):
-                total += wide(self.input(rank, start, stop), self.dtype)
-            return self._scaled(narrow(total, self.dtype) if self.dtype in FLOATS else total)
+            xs = (wide(self.input(rank, start, stop), self.dtype) for rank in range(self.ranks))
+            return narrow(sum(xs, next(xs)), self.dtype)
         return narrow(self.nearest(), self.dtype)[start:stop]
 
     def nearest(self) -> np.ndarray:
-        """The sum rounded once to float64, then scaled there."""
+        """The sum rounded once to float64."""
         columns = zip(*(wide(self.input(rank), self.dtype).tolist() for rank in range(self.ranks)))
-        return np.array([math.fsum(c) for c in columns]) / (self.ranks if self.mean else 1)
-
-    @property
-    def mean(self) -> bool:
-        return self.scale in SCALES[2:]
-
-    def addends(self) -> list[np.ndarray]:
-        xs = [self.input(rank) for rank in range(self.ranks)]
-        if self.scale == "(x/k)sum":
-            xs = [narrow(wide(x, self.dtype) / self.ranks, self.dtype) for x in xs]
-        return xs
-
-    def _scaled(self, total: np.ndarray) -> np.ndarray:
-        """sum/k divides; sum*(1/k) multiplies by 1/k rounded to float32 (float64: to float64)."""
-        if self.scale not in ("sum/k", "sum*(1/k)"):
-            return total
-        factor = 1 / self.ranks if self.dtype == "float64" else float(np.float32(1 / self.ranks))
-        total = wide(total, self.dtype)
-        scaled = total / self.ranks if self.scale == "sum/k" else total * factor
-        return narrow(scaled, self.dtype)
+        return np.array([math.fsum(column) for column in columns])
 
 
 def digest(blocks: Iterable[np.ndarray] | np.ndarray) -> str:
@@ -108,14 +82,6 @@ def digest(blocks: Iterable[np.ndarray] | np.ndarray) -> str:
     for block in [blocks] if isinstance(blocks, np.ndarray) else blocks:
         sha.update(np.ascontiguousarray(block, block.dtype.newbyteorder("<")))
     return sha.hexdigest()
-
-
-def need(condition: object, message: str) -> None:
-    if not condition:
-        raise UsageError(message)
-
-
-BAD_DATA = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def not_sound(path: str, error: Exception) -> UsageError:
@@ -134,13 +100,6 @@ def read_text(path: str) -> str:
         raise not_sound(path, error) from None
 
 
-def _whole(x: object, low: int, high: int) -> bool:
-    return type(x) is int and low <= x <= high
-
-
-SHARED = ("op", "dtype", "ranks", "level", "scale", "order", "wire")  # what a group's cases share
-
-
 def dump(cases: Iterable[Case], notes: dict | None = None) -> str:
     """The JSON text of these cases: `out` is computed here and nowhere else."""
     cases, groups = list(cases), {}
@@ -148,20 +107,19 @@ def dump(cases: Iterable[Case], notes: dict | None = None) -> str:
         common = {key: getattr(case, key, "sum") for key in SHARED}
         test = {"id": case.id, "flags": list(case.flags), "comment": case.comment}
         if case.level != "exact" or case.ranks * case.count <= INLINE:
-            inputs = [to_hex(case.input(rank), case.dtype) for rank in range(case.ranks)]
-            test |= {"in": inputs}
+            test["in"] = [to_hex(case.input(rank), case.dtype) for rank in range(case.ranks)]
             if case.level != "agree":
-                test |= {"out": to_hex(case.want(), case.dtype)}
+                test["out"] = to_hex(case.want(), case.dtype)
         else:
-            test |= {key: getattr(case, key) for key in ("family", "seed", "count")}
             pieces = range(0, case.count, BLOCK)
-            test |= {"sha256": digest(case.want(i, min(i + BLOCK, case.count)) for i in pieces)}
+            test |= {key: getattr(case, key) for key in ("family", "seed", "count")}
+            test["sha256"] = digest(case.want(i, min(i + BLOCK, case.count)) for i in pieces)
         groups.setdefault(json.dumps(common), {k: v for k, v in common.items() if v} | {
             "tests": []})["tests"].append(test)
     flags = sorted({flag for case in cases for flag in case.flags})
     return json.dumps({"schema": SCHEMA, "generator": f"refimpl {refimpl.__version__}",
                        "cases": len(cases), "notes": {f: (notes or {}).get(f) for f in flags},
-                       "groups": list(groups.values())}, indent=1) + "\n"
+                       "groups": list(groups.values())}, indent=1)
 
 
 def load(path: str) -> list[Case]:
@@ -180,10 +138,9 @@ def load(path: str) -> list[Case]:
 
 def _case(group: dict, test: dict) -> Case:
     """One test of a file, checked against what its inputs give."""
-    need(group["op"] == "sum", f"op {str(group['op'])[:20]!r}: only sum")
-    common = {key: group[key] for key in SHARED[1:] if key in group}
+    need(group["op"] == group["scale"] == "sum", "op and scale: only sum")
+    common = {key: group[key] for key in SHARED[2:] if key in group}
     common |= {"id": test["id"], "flags": tuple(test["flags"]), "comment": test["comment"]}
-    need(_whole(test["id"], 0, 2 ** 31), f"id {str(test['id'])[:20]!r}: use a number")
     if "in" not in test:
         recipe = {key: test[key] for key in ("family", "seed", "count")}
         case = Case(**common, **recipe, expected=test["sha256"])
@@ -198,21 +155,3 @@ def _case(group: dict, test: dict) -> Case:
         need(len(out) == len(want) and same(out, want, case.dtype).all(),
              f"case {case.id}: `out` is not what its inputs give; was the file edited?")
     return case
-
-
-def suite(name: str) -> list[Case]:
-    """The committed cases of one file, from the table; ids never change their meaning."""
-    cases = []
-    with (PLACE / "table.csv").open(newline="") as table:
-        for row in csv.DictReader(table):
-            if row.pop("file") == name:
-                flags = tuple(row.pop("flags").split())
-                numbers = {key: int(row.pop(key)) for key in ("id", "ranks", "count", "seed")}
-                cases.append(Case(**numbers, flags=flags, **{k: v for k, v in row.items() if v}))
-    need(cases, f"no vectors {name!r}")
-    return cases
-
-
-def notes() -> dict:
-    """Flag -> which bug its cases catch."""
-    return json.loads((PLACE / "notes.json").read_text())

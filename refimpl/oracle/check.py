@@ -17,7 +17,7 @@ MOST = 20  # mismatches in a report
 
 
 class Verdict(NamedTuple):
-    """`wrong` elements over all ranks; a line for each of the first of them, then remarks."""
+    """`wrong` elements over all ranks; a line for each of the first of them, perhaps a remark."""
     case: Case
     wrong: int
     lines: list[str]
@@ -31,10 +31,9 @@ def examine(case: Case, got: Sequence) -> Verdict:
     for start in range(0, case.count, BLOCK):
         stop = min(start + BLOCK, case.count)
         first, want = np.asarray(got[0][start:stop]), case.want(start, stop)
-        there = first if case.level in ("agree", "bounded") else want
         for rank in range(case.ranks):
             mine = np.asarray(got[rank][start:stop])
-            right = same(mine, there, case.dtype)
+            right = same(mine, first if case.level in ("agree", "bounded") else want, case.dtype)
             if case.level == "bounded":
                 right &= _near(case, mine)
             bad = np.flatnonzero(~right)
@@ -54,33 +53,34 @@ def examine(case: Case, got: Sequence) -> Verdict:
 
 def _near(case: Case, mine: np.ndarray) -> np.ndarray:
     xs = [case.input(rank) for rank in range(case.ranks)]
-    limit = bound(xs, case.dtype, case.wire, case.mean) / (case.ranks if case.mean else 1)
     with np.errstate(invalid="ignore"):
-        return np.abs(wide(mine, case.dtype) - case.nearest()) <= limit
+        off = np.abs(wide(mine, case.dtype) - case.nearest())
+        return off <= bound(xs, case.dtype, case.wire)
 
 
 def where(case: Case, e: int) -> str:
     """Element, its chunk and the rank that finishes it, in the case's order (none: a ring's)."""
     def part(n: int, parts: int, i: int) -> int:
         return next(c for c in range(parts) if i < chunk(n, parts, c).stop)
+
     order, n, ranks = case.order or "ring", case.count, case.ranks
+    c = owner = "-"
     if order == "ring":
         c = part(n, ranks, e)
-        return f"element {e} chunk {c} owner {(c - 1) % ranks}"
-    if match := re.fullmatch(r"torus:(\d+)x(\d+)", order):
-        rows, columns = int(match[1]), int(match[2])
+        owner = (c - 1) % ranks
+    elif match := re.fullmatch(r"torus:(\d+)x(\d+)", order):
+        rows, columns = map(int, match.groups())
         j = part(n, columns, e)
-        here = chunk(n, columns, j)
-        i = part(here.stop - here.start, rows, e - here.start)
-        owner = (i - 1) % rows * columns + (j - 1) % columns
-        return f"element {e} chunk {j}.{i} owner {owner}"
-    if order == "halving_doubling":
-        owner, here = 0, range(n)
+        here = range(n)[chunk(n, columns, j)]
+        i = part(len(here), rows, e - here.start)
+        c, owner = f"{j}.{i}", (i - 1) % rows * columns + (j - 1) % columns
+    elif order == "halving_doubling":
+        c, here = 0, range(n)
         for step in range(ranks.bit_length() - 1):
             half = part(len(here), 2, e - here.start)
-            owner, here = owner | half << step, here[chunk(len(here), 2, half)]
-        return f"element {e} chunk {owner} owner {owner}"
-    return f"element {e} chunk - owner -"
+            c, here = c | half << step, here[chunk(len(here), 2, half)]
+        owner = c
+    return f"element {e} chunk {c} owner {owner}"
 
 
 def report(verdicts: Sequence[Verdict]) -> str:
@@ -89,9 +89,8 @@ def report(verdicts: Sequence[Verdict]) -> str:
     levels = collections.Counter(f"ordered ({c.order})" if c.level == "ordered" else c.level
                                  for c in passed if c.level != "agree")
     met = ", ".join(f"{name} {n}" for name, n in [("agree", len(passed)), *levels.items()])
-    lines = [line for v in verdicts for line in v.lines][:MOST]
-    return "\n".join([*lines, f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; "
-                      f"levels met: {met}"])
+    last = f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"
+    return "\n".join([line for v in verdicts for line in v.lines][:MOST] + [last])
 
 
 def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
@@ -103,7 +102,10 @@ def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
     def read(case: Case, rank: int) -> np.ndarray:
         name = named(path, case, rank)
         if name.endswith(".npy"):
-            return _npy(case, name)
+            try:
+                return sized(case, np.load(name, mmap_mode="r" if case.count else None), "npy")
+            except Exception as error:  # what NumPy raises for a bad header is anything
+                raise not_sound(name, error) from None
         if name not in files:
             files[name] = [x for x in read_text(name).splitlines()[::-1] if not x.startswith("#")]
         need(files[name], f"{name}: ends in case {case.id}; it needs a line per rank and case")
@@ -119,38 +121,31 @@ def named(path: str, case: Case, rank: int) -> str:
     return path.replace("{case}", str(case.id)).replace("{rank}", str(rank))
 
 
-def _npy(case: Case, path: str) -> np.ndarray:
-    try:
-        x = np.load(path, mmap_mode="r" if case.count else None)
-        return sized(case, x, "npy")
-    except Exception as error:  # what NumPy raises for a bad header is anything
-        raise not_sound(path, error) from None
-
-
 def sized(case: Case, x: np.ndarray, source: str) -> np.ndarray:
+    """x, or UsageError if its type or length is not the case's."""
     need(x.dtype == stored(case.dtype) and x.shape == (case.count,),
          f"{source}: {x.dtype} of shape {x.shape}; case {case.id} needs {stored(case.dtype)} "
          f"of shape ({case.count},)")
     return x
 
 
-def make(ranks: int, level: str = "exact", dtype: str = "float32", order: str | None = None,
-         wire: str | None = None, scale: str = "sum", seed: int = 0) -> list[Case]:
+def make(ranks: int, level: str = "exact", dtype: str = "float32", **options) -> list[Case]:
     """Cases of that level for so many ranks: awkward lengths, and inputs that can see."""
     names = ("exact",) if level == "exact" or dtype not in FLOATS else (
         ("special",) if level == "special" else ("spread", "cancel"))
     counts = sorted({0, 1, ranks - 1, ranks, ranks + 1, 13, 1009})
-    made = [(name, seed, n) for name in names for n in counts]
+    made = [(name, n, options) for name in names for n in counts]
     if level == "exact":
-        made += [("census", i, ranks + 1) for i in range(-(-ranks // census_width(dtype)))]
-    return [Case(dtype, ranks, n, level, name, start, order, wire, scale, id=i + 1)
-            for i, (name, start, n) in enumerate(made)]
+        made += [("census", ranks + 1, options | {"seed": i})
+                 for i in range(-(-ranks // census_width(dtype)))]
+    return [Case(dtype, ranks, n, level, family, id=number, **rest)
+            for number, (family, n, rest) in enumerate(made, 1)]
 
 
 def check(f: Callable, comm, level: str = "exact", dtype: str = "float32", **options) -> str:
     """Run f(buffer, comm), in place or returning the sum; the same report on all ranks of `comm`.
 
-    options: order, wire, scale, seed. Raises AssertionError with the report if any case fails, and
+    options: order, wire, seed. Raises AssertionError with the report if any case fails, and
     UsageError if f cannot take one.
     """
     cases = make(comm.Get_size(), level, dtype, **options)
@@ -164,22 +159,21 @@ def attempt(f: Callable, comm, case: Case) -> Verdict:
     """One case, called twice: the second call must give the same bits."""
     got, again = call(f, comm, case), call(f, comm, case)
     verdict = examine(case, got)
-    for rank in range(case.ranks):
-        if not verdict.wrong and not same(got[rank], again[rank], case.dtype).all():
-            text = f"case {case.id} rank {rank}: a second call gives other bits"
-            verdict = Verdict(case, 1, [text])
+    changed = [r for r in range(case.ranks) if not same(got[r], again[r], case.dtype).all()]
+    if changed and not verdict.wrong:
+        text = f"case {case.id} rank {changed[0]}: a second call gives other bits"
+        return Verdict(case, len(changed), [text])
     return verdict
 
 
 def call(f: Callable, comm, case: Case, patience: float = 10) -> list[np.ndarray]:
     """What every rank holds after f; an exception on some ranks only ends the job."""
-    buffer, failure = case.input(comm.Get_rank()), ""
+    buffer, out, failure = case.input(comm.Get_rank()), None, ""
     try:
         out = f(buffer, comm)
         out = np.array(buffer if out is None else out)
     except Exception as error:
-        out, failure = None, f"{type(error).__name__}: {str(error)[:300]}"
-        trace = traceback.format_exc()
+        failure, trace = f"{type(error).__name__}: {str(error)[:300]}", traceback.format_exc()
         timer = threading.Timer(patience, lambda: (print(trace, flush=True), comm.Abort(2)))
         timer.start()
     results = comm.allgather((out, failure))

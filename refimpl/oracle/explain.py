@@ -15,25 +15,24 @@ WIRES = ("float16", "bfloat16")
 
 def explain(case: Case, got: Sequence[np.ndarray], before: np.ndarray | None = None) -> list[str]:
     """Lines for one small case; `before` is what the previous case had to give, if it fits."""
-    want = case.want()
-    wrong = [r for r in range(case.ranks) if not same(got[r], want, case.dtype).all()]
-    if not wrong:
+    want, lines, alike = case.want(), [], {}
+    for rank, mine in enumerate(got):
+        if not same(mine, want, case.dtype).all():
+            alike.setdefault(mine.tobytes(), []).append(rank)
+    if not alike:
         return ["right, bit for bit, on every rank"]
-    lines = []
-    if any(not same(got[r], got[0], case.dtype).all() for r in wrong) or len(wrong) < case.ranks:
+    wrong = sorted(sum(alike.values(), []))
+    if len(alike) > 1 or len(wrong) < case.ranks:
         lines.append(f"the ranks disagree: wrong on {_names(wrong)}, right on "
                      f"{_names([r for r in range(case.ranks) if r not in wrong])}")
-    def bits(r: int) -> bytes:
-        return got[r].tobytes()
-    for _, ranks in groupby(sorted(wrong, key=bits), bits):
-        ranks = sorted(ranks)
+    for ranks in alike.values():
         rank = ranks[0] if lines else None  # None: all ranks hold the same
         found = _whole(case, got[ranks[0]], want, ranks[0], before) or _pieces(
             case, got[ranks[0]], want, rank) or ["wrong in no way known here"]
         lines += [f"{_names(ranks)}: {text}" for text in found]
-    somewhere = np.any([same(x, want, case.dtype) for x in got], axis=0).all()
-    if somewhere and any(word in line for word in ("untouched", "a partial sum, of", "never added")
-                         for line in lines[1:]):
+    if np.any([same(x, want, case.dtype) for x in got], axis=0).all() and any(
+            word in line for word in ("untouched", "a partial sum, of", "never added")
+            for line in lines[1:]):
         lines.append("every element is right on some rank: the all-gather was cut short")
     return lines
 
@@ -62,12 +61,10 @@ def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) ->
                     "bfloat16 added as 16-bit integers that saturate": np.minimum(
                         sum(x.astype(np.uint32) for x in xs), 0xFFFF).astype(np.uint16)}
     found = [text for text, guess in guesses.items() if same(mine, guess, dtype).all()]
-    if not found and dtype == "float32":  # 16 bits in an order not known here
-        off = np.abs(wide(mine, dtype) - wide(want, dtype))
-        for wire in WIRES:
-            if np.array_equal(mine, spec.ring([mine], wire)) and (
-                    off <= bound(xs, dtype, wire)).all():
-                found.append(f"{wire} on the wire: every value fits into 16 bits")
+    off = np.abs(wide(mine, dtype) - wide(want, dtype))
+    for wire in WIRES if dtype == "float32" and not found else ():  # in an order not known here
+        if np.array_equal(mine, spec.ring([mine], wire)) and (off <= bound(xs, dtype, wire)).all():
+            found.append(f"{wire} on the wire: every value fits into 16 bits")
     return found[:3]
 
 
@@ -79,8 +76,7 @@ def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, rank: int | None) ->
             rank is not None and same(mine, case.input(rank), case.dtype)[first:].all()
             or not mine[first:].any()):
         return [f"the tail was dropped: elements {first}-{n - 1} were never summed"]
-    parts = [spec.chunk(n, case.ranks, c) for c in range(case.ranks)]
-    moved = []
+    parts, moved = [spec.chunk(n, case.ranks, c) for c in range(case.ranks)], []
     for c, part in enumerate(parts):
         if right[part].all():
             continue
@@ -113,22 +109,18 @@ def _counted(case: Case, mine: np.ndarray, rank: int | None, right: np.ndarray) 
 
 def _counts(case: Case, mine: np.ndarray) -> list[tuple[int, ...] | None]:
     """How often each rank is in each element: read in octal (census), else by trial."""
-    ranks, width = case.ranks, census_width(case.dtype)
-    xs = [wide(case.input(r), case.dtype) for r in range(ranks)]
-    if ranks <= width and all((x == 8 ** r).all() for r, x in enumerate(xs)):
+    ranks, found = case.ranks, [None] * case.count
+    xs, sums = [wide(case.input(r), case.dtype) for r in range(ranks)], wide(mine, case.dtype)
+    if ranks <= census_width(case.dtype) and all((x == 8 ** r).all() for r, x in enumerate(xs)):
         return [tuple(int(v) >> 3 * r & 7 for r in range(ranks))
-                if 0 <= v < 8 ** ranks and v % 1 == 0
-                else None for v in wide(mine, case.dtype).tolist()]
-    ones = np.ones(ranks, np.int64)
-    unit = np.eye(ranks, dtype=np.int64)
+                if 0 <= v < 8 ** ranks and v % 1 == 0 else None for v in sums.tolist()]
+    ones, unit = np.ones(ranks, np.int64), np.eye(ranks, dtype=np.int64)
     trials = [ones, *(ones - u for u in unit), *(ones + u for u in unit),
               *(ones + a - b for a in unit for b in unit if a is not b),
               *(np.roll(np.arange(ranks) < size, start).astype(np.int64)
                 for size in range(1, ranks - 1) for start in range(ranks))]
-    found = [None] * case.count
     for trial in reversed(trials):
-        total = sum(int(times) * x for times, x in zip(trial, xs))
-        for e in np.flatnonzero(total == wide(mine, case.dtype)):
+        for e in np.flatnonzero(sum(int(times) * x for times, x in zip(trial, xs)) == sums):
             found[e] = tuple(trial.tolist())
     return found
 

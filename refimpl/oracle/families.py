@@ -1,11 +1,9 @@
 """Inputs that can see: each a pure function of (seed, rank, index), so every rank makes its own."""
 import numpy as np
 
-from refimpl.errors import UsageError
-from refimpl.oracle.words import FLOATS, PRECISION, narrow, stored, wide
+from refimpl.oracle.words import FLOATS, PRECISION, narrow, need, stored, wide
 
 WIDTH = {**PRECISION, "int32": 31, "int64": 63}  # bits for integers that add without rounding
-SCALES = {"float16": (-10, 4)}  # powers of two that leave room below and above; others: +-20
 
 
 def census_width(dtype: str) -> int:
@@ -24,16 +22,15 @@ def place(dtype, ranks, seed, rank, index):
     """index mod a prime, plus rank: shows what lies where; sums stay exact."""
     room = ((1 << min(WIDTH[dtype], 24)) - ranks * ranks) // ranks
     prime = next((p for p in (8191, 509, 251, 127, 61, 31, 13, 7, 3) if p <= room), None)
-    if prime is None:
-        raise UsageError(f"place: {ranks} ranks do not fit into {dtype} exactly; use fewer ranks")
+    need(prime, f"{ranks} ranks do not fit into {dtype} exactly; use fewer")
     return (index % prime).astype(np.int64) + rank
 
 
 def exact(dtype, ranks, seed, rank, index):
     """Integers up to 2^bits / P with a sign, times one power of two per element: full width, and
     every partial sum is exact in every order (nccl-tests' idea)."""
-    if (top := (1 << WIDTH[dtype]) // ranks) < 1:
-        raise UsageError(f"exact: {ranks} ranks do not fit into {dtype}; use fewer ranks")
+    top = (1 << WIDTH[dtype]) // ranks
+    need(top, f"{ranks} ranks do not fit into {dtype} exactly; use fewer")
     draw = _random(seed, rank + 1, index)
     value = 1 + ((draw >> np.uint64(1)) % np.uint64(top - (dtype == "int64"))).astype(np.int64)
     value = np.where(draw & np.uint64(1), -value, value)
@@ -59,8 +56,7 @@ def special(dtype, ranks, seed, rank, index):
     """Eight cases in turn, right in any order: inf; inf - inf; NaN; all -0; one -0; subnormals;
     overflow; a subnormal difference."""
     largest, normal, tiny = _limits(dtype)
-    here = rank == index // 8 % ranks
-    after = rank == (index // 8 + 1) % ranks
+    here, after = (rank == (index // 8 + i) % ranks for i in (0, 1))
     return np.choose(index % 8, [
         np.where(here, np.inf, 1), np.where(here, np.inf, np.where(after, -np.inf, 1)),
         np.where(here, np.nan, 1), np.full(index.shape, -0.0), np.where(here, -0.0, 0.0),
@@ -75,13 +71,11 @@ def overflow(dtype, ranks, seed, rank, index):
 FAMILIES = {f.__name__: f for f in (census, place, exact, spread, cancel, special, overflow)}
 
 
-def values(family: str, dtype: str, ranks: int, seed: int, rank: int, start: int,
-           stop: int) -> np.ndarray:
+def values(family: str, dtype: str, ranks: int, seed: int, rank: int, start: int, stop: int):
     """Elements start..stop-1 of what `rank` brings."""
-    if family not in FAMILIES:
-        raise UsageError(f"family {family!r}: use one of {', '.join(FAMILIES)}")
-    if dtype not in FLOATS and family in ("spread", "cancel", "special", "overflow"):
-        raise UsageError(f"family {family} is for floating point, not for {dtype}; use exact")
+    need(family in FAMILIES, f"family {family!r}: use one of {', '.join(FAMILIES)}")
+    need(dtype in FLOATS or family in ("census", "place", "exact"),
+         f"family {family} is for floating point, not for {dtype}; use exact")
     made = FAMILIES[family](dtype, ranks, seed, rank, np.arange(start, stop, dtype=np.int64))
     return narrow(made.astype(np.float64), dtype) if dtype in FLOATS else made.astype(stored(dtype))
 
@@ -96,7 +90,7 @@ def _random(seed: int, stream: int, index: np.ndarray) -> np.ndarray:
 
 
 def _power(dtype: str, draw: np.ndarray) -> np.ndarray:
-    low, high = SCALES.get(dtype, (-20, 20))
+    low, high = (-10, 4) if dtype == "float16" else (-20, 20)  # room below and above
     return 2.0 ** (low + (draw % np.uint64(high - low + 1)).astype(np.int64))
 
 

@@ -1,5 +1,6 @@
 """In which order does a black box add? After FPRev (Xie, Gao, Wang and Xue, USENIX ATC 2025): put M
 on one rank, -M on another, 1 elsewhere; the ones that survive were added after the two had met."""
+import importlib
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
@@ -27,31 +28,31 @@ def probes(ranks: int, count: int, dtype: str = "float32") -> list[Case]:
 
 def identify(cases: Sequence[Case], got: Sequence[Sequence[np.ndarray]]) -> list[str]:
     """Lines that name the order: one of ours where all bits match, else a tree per range."""
-    ranks, count, dtype = cases[0].ranks, cases[0].count, cases[0].dtype
-    for rank in range(1, ranks):
-        if any(not np.array_equal(one[rank], one[0], equal_nan=True) for one in got):
-            return ["the ranks disagree: each adds in an order of its own", *(
-                f"rank {r}, {line}" for r in range(ranks)
-                for line in _trees([wide(one[r], dtype) for one in got], ranks, count))]
-    lines = _trees([wide(one[0], dtype) for one in got], ranks, count)
+    ranks, dtype = cases[0].ranks, cases[0].dtype
+    if any(not np.array_equal(x, one[0], equal_nan=True) for one in got for x in one):
+        return ["the ranks disagree: each adds in an order of its own", *(
+            f"rank {r}, {line}" for r in range(ranks)
+            for line in _trees([wide(one[r], dtype) for one in got], ranks))]
     names = [text for text, order in known(ranks).items() if all(
         np.array_equal(fold(order, case.inputs, dtype), one[0]) for case, one in zip(cases, got))]
-    return [*lines, f"= {', or '.join(names[:3])}" if names else "= none of the orders known here"]
+    return [*_trees([wide(one[0], dtype) for one in got], ranks),
+            f"= {', or '.join(names[:3])}" if names else "= none of the orders known here"]
 
 
 def known(ranks: int) -> dict[str, str | tuple[int, int]]:
     """Description -> an order that spec knows, or (start, step) of a ring that turns otherwise."""
-    names = {"ring, chunk c starts at rank c": "ring"}
-    names |= {f"torus:{r}x{ranks // r}, a ring along each row, then along the column":
-              f"torus:{r}x{ranks // r}" for r in range(2, ranks) if ranks % r == 0}
-    names["halving_doubling, with binary blocks"] = "halving_doubling"
-    for text, order in (("left", range(ranks)), ("right", reversed(range(ranks)))):
-        names[f"rank order, from the {text}, for every element"] = "+".join(map(str, order))
-    names |= {f"hierarchical:{n}, a ring over nodes of {n} ranks": f"hierarchical:{n}"
-              for n in range(2, ranks // 2 + 1)}
-    names |= {f"ring, chunk c starts at rank c + {s}": (s, 1) for s in range(1, ranks)}
-    return names | {f"ring downwards, chunk c starts at rank c + {s}": (s, -1)
-                    for s in range(ranks)}
+    left = "+".join(map(str, range(ranks)))
+    return {
+        "ring, chunk c starts at rank c": "ring",
+        **{f"torus:{r}x{ranks // r}, a ring along each row, then along the column":
+           f"torus:{r}x{ranks // r}" for r in range(2, ranks) if ranks % r == 0},
+        "halving_doubling, with binary blocks": "halving_doubling",
+        "rank order, from the left, for every element": left,
+        "rank order, from the right, for every element": "+".join(left.split("+")[::-1]),
+        **{f"hierarchical:{n}, a ring over nodes of {n} ranks": f"hierarchical:{n}"
+           for n in range(2, ranks // 2 + 1)},
+        **{f"ring, chunk c starts at rank c + {s}": (s, 1) for s in range(1, ranks)},
+        **{f"ring downwards, chunk c starts at rank c + {s}": (s, -1) for s in range(ranks)}}
 
 
 def fold(order: str | tuple[int, int], xs: Sequence[np.ndarray], dtype: str) -> np.ndarray:
@@ -65,14 +66,11 @@ def fold(order: str | tuple[int, int], xs: Sequence[np.ndarray], dtype: str) -> 
         for c in range(ranks)])
 
 
-def _trees(sums: list[np.ndarray], ranks: int, count: int) -> list[str]:
+def _trees(sums: list[np.ndarray], ranks: int) -> list[str]:
     """A line per range of elements with the same tree."""
-    pairs = list(combinations(range(ranks), 2))
-    texts = []
+    texts, count = [], len(sums[0])
     for e in range(count):
-        meet = {}
-        for (i, j), total in zip(pairs, sums):
-            meet[i, j] = meet[j, i] = ranks - total[e]
+        meet = {pair: ranks - total[e] for pair, total in zip(combinations(range(ranks), 2), sums)}
         text = _tree(tuple(range(ranks)), meet)
         texts.append("no tree: a wider accumulator, a 16-bit wire that overflows, or not a sum"
                      if "?" in text else text)
@@ -84,11 +82,10 @@ def _tree(group: tuple[int, ...], meet: dict) -> str:
     """Ranks that meet below the top of the group belong to one branch; largest branch first."""
     if len(group) == 1:
         return str(group[0])
-    branches, left = [], list(group)
+    branches, left = [], group
     while left:
-        branch = [j for j in left if j == left[0] or meet[left[0], j] < len(group)]
-        branches.append(tuple(branch))
-        left = [j for j in left if j not in branch]
+        branches.append(tuple(j for j in left if j == left[0] or meet[left[0], j] < len(group)))
+        left = tuple(j for j in left if j not in branches[-1])
     if len(branches) == 1 or any(meet[a[0], b[0]] != len(group)
                                  for a, b in combinations(branches, 2)):
         return "?"
@@ -98,7 +95,6 @@ def _tree(group: tuple[int, ...], meet: dict) -> str:
 
 def load_function(name: str) -> Callable:
     """The callable that `module:function` names."""
-    import importlib
     module, _, function = name.partition(":")
     try:
         return getattr(importlib.import_module(module), function)

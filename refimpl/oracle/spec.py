@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refimpl.errors import UsageError
-from refimpl.oracle.words import FLOATS, from_bfloat16, stored, to_bfloat16
+from refimpl.oracle.words import from_bfloat16, need, stored, to_bfloat16
 
 Buffers = Sequence[np.ndarray]
 QUIET = np.errstate(all="ignore")  # overflow and inf - inf are results here, not warnings
@@ -40,8 +39,8 @@ def torus(xs: Buffers, rows: int, columns: int, wire: str | None = None,
           dtype: str | None = None) -> np.ndarray:
     """Rank = row * columns + column: along a row, chunk j is folded as a ring's, from column j on;
     a ring along the column adds those sums (Mikami, 2D-Torus)."""
-    if rows < 1 or columns < 1 or rows * columns != len(xs):
-        raise UsageError(f"torus {rows}x{columns} needs {rows * columns} ranks, not {len(xs)}")
+    need(min(rows, columns) > 0 and rows * columns == len(xs),
+         f"torus {rows}x{columns} needs {rows * columns} ranks, not {len(xs)}")
     rules = _rules(xs, wire, dtype)
 
     def column(j: int) -> np.ndarray:
@@ -63,8 +62,7 @@ def halving_doubling(xs: Buffers, wire: str | None = None, dtype: str | None = N
 def hierarchical(xs: Buffers, ranks_per_node: int, across: str = "ring",
                  wire: str | None = None, dtype: str | None = None) -> np.ndarray:
     """((x0+x1)+x2)+... inside each node, no 16-bit wire there; the node sums by `across`."""
-    if ranks_per_node < 1:
-        raise UsageError(f"ranks_per_node {ranks_per_node}: use 1 or more")
+    need(ranks_per_node > 0, f"ranks_per_node {ranks_per_node}: use 1 or more")
     add = _rules(xs, wire, dtype).add
     nodes = [xs[i:i + ranks_per_node] for i in range(0, len(xs), ranks_per_node)]
     return by_order(across, [_fold(node, add) for node in nodes], wire, dtype)
@@ -85,9 +83,8 @@ def tree(xs: Buffers, text: str, dtype: str | None = None) -> np.ndarray:
         result = total(ast.parse(text.strip(), mode="eval").body).copy()
     except (SyntaxError, AttributeError, IndexError, TypeError, RecursionError, MemoryError):
         seen = []
-    if sorted(seen) != list(range(len(xs))):
-        raise UsageError(f"order {text[:60]!r}: write each rank from 0 to {len(xs) - 1} once, "
-                         "as ((0+1)+2)+3")
+    need(sorted(seen) == list(range(len(xs))),
+         f"order {text[:60]!r}: write each rank from 0 to {len(xs) - 1} once, as ((0+1)+2)+3")
     return result
 
 
@@ -96,15 +93,15 @@ def by_order(order: str, xs: Buffers, wire: str | None = None,
     """The fold that `order` names: ring, torus:2x3, halving_doubling, hierarchical:4,
     hierarchical:4:halving_doubling (4 ranks per node, then across) or a written tree."""
     if order in ("ring", "halving_doubling"):
-        return {"ring": ring, "halving_doubling": halving_doubling}[order](xs, wire, dtype)
+        return (ring if order == "ring" else halving_doubling)(xs, wire, dtype)
     if match := re.fullmatch(r"torus:(\d{1,6})x(\d{1,6})", order):
         return torus(xs, int(match[1]), int(match[2]), wire, dtype)
     if match := re.fullmatch(r"hierarchical:(\d{1,6})(:ring|:halving_doubling|:torus:.*)?", order):
         return hierarchical(xs, int(match[1]), (match[2] or ":ring")[1:], wire, dtype)
-    if re.fullmatch(r"[\d+() ]+", order) and wire is None:
-        return tree(xs, order, dtype)
-    raise UsageError(f"order {order[:60]!r}: use ring, torus:RxC, halving_doubling, hierarchical:N"
-                     ", hierarchical:N:ACROSS or, without a wire, a tree as ((0+1)+2)+3")
+    need(re.fullmatch(r"[\d+() ]+", order) and wire is None,
+         f"order {order[:60]!r}: use ring, torus:RxC, halving_doubling, hierarchical:N, "
+         "hierarchical:N:ACROSS or, without a wire, a tree as ((0+1)+2)+3")
+    return tree(xs, order, dtype)
 
 
 def chunk(n: int, parts: int, c: int) -> slice:
@@ -154,13 +151,12 @@ def _halve(xs: Buffers, rules: Rules) -> np.ndarray:
 
 
 def _rules(xs: Buffers, wire: str | None, dtype: str | None) -> Rules:
-    if not len(xs) or {(x.dtype, x.shape) for x in xs} != {(xs[0].dtype, (xs[0].size,))}:
-        raise UsageError("give one 1-D array per rank, all of one length and type")
+    need(len(xs) and {(x.dtype, x.shape) for x in xs} == {(xs[0].dtype, (xs[0].size,))},
+         "give one 1-D array per rank, all of one length and type")
     dtype = dtype or xs[0].dtype.name
-    if stored(dtype) != xs[0].dtype:
-        raise UsageError(f"dtype {dtype} is held as {stored(dtype)}, not as {xs[0].dtype}")
-    if wire not in (None, "float16", "bfloat16") or wire and dtype != "float32":
-        raise UsageError(f"wire {wire!r} with {dtype}: use float16 or bfloat16, with float32")
+    need(stored(dtype) == xs[0].dtype, f"{dtype} is held as {stored(dtype)}, not {xs[0].dtype}")
+    need(wire is None or wire in ("float16", "bfloat16") and dtype == "float32",
+         f"wire {wire!r} with {dtype}: use float16 or bfloat16, with float32")
     return Rules(_add_bfloat16 if dtype == "bfloat16" else np.add, {
         None: lambda x: x, "float16": lambda x: x.astype(np.float16).astype(np.float32),
         "bfloat16": lambda x: from_bfloat16(to_bfloat16(x))}[wire])

@@ -10,6 +10,8 @@ CAUSES = {"samples": "the data: other samples, or in another order", "lr": "the 
           "loss": "the forward pass, or over what its mean is formed: same samples and weights",
           "gradient": "the gradient: backward pass, sum or scale",
           "weights": "the update: same gradient and learning rate, other weights after"}
+AGREE = {"gradient": "the sum: was it made, on all ranks, before the update?",
+         "weights": "the first weights, then the update: the ranks' gradients are the same"}
 STATE = (("images", "the data"), ("labels", "the data"), ("weights_before/", "the first weights"),
          ("loss", "the forward pass"), ("gradient_local/", "the backward pass, before any sum"),
          ("gradient_sum/", "the sum or its scale"), ("lr", "the learning rate"),
@@ -42,33 +44,23 @@ def read_common(paths: list[str]) -> tuple[list[dict], list[int]]:
     return traces, steps
 
 
-def diff(paths: list[str]) -> tuple[int, list[str]]:
-    """Exit code and lines: 0 where all common steps of two traces have the same bits (T1)."""
-    need(len(paths) == 2, "diff: give two traces")
-    (a, b), common = read_common(paths)
-    refuse_batch_norm(a[common[0]], b[common[0]])
-    for step in common:
-        for key, cause in CAUSES.items():
-            if a[step][key] != b[step][key]:
-                return 1, [f"step {step}: {key} parts first: {a[step][key]} against {b[step][key]}",
-                           f"look at {cause}"]
-    lines = [f"{len(common)} steps, {common[0]} to {common[-1]}, with the same bits (T1)"]
-    if alone := len(a.keys() ^ b.keys()):
-        lines.append(f"not compared: {alone} steps that only one of them has")
-    return 0, lines
+def diff(paths: list[str], agree: bool = False) -> tuple[int, list[str]]:
+    """Exit code and lines: 0 where all common steps have the same bits (T1).
 
-
-def agree(paths: list[str]) -> tuple[int, list[str]]:
-    """Level T0, on a trace per rank: the same summed gradient and weights after every step."""
-    ranks, common = read_common(paths)
-    for step in common:
-        for key, cause in (("gradient", "the sum: was it made, on all ranks, before the update?"),
-                           ("weights", "the first weights, then the update")):
-            for path, rank in zip(paths, ranks):
-                if rank[step][key] != ranks[0][step][key]:
-                    return 1, [f"step {step}: {key} of {path} is not that of {paths[0]}",
-                               f"the ranks disagree: look at {cause}"]
-    return 0, [f"{len(paths)} ranks agree after each of {len(common)} steps (T0)"]
+    agree (T0): the traces are those of the ranks of one run; what ranks must share is compared.
+    """
+    traces, steps = read_common(paths)
+    for step in steps:
+        for key, cause in (AGREE if agree else CAUSES).items():
+            for path, trace in zip(paths, traces):
+                refuse_batch_norm(traces[0][step], trace[step])
+                if trace[step][key] != traces[0][step][key]:
+                    return 1, [f"step {step}: {key} parts first: {traces[0][step][key]} in "
+                               f"{paths[0]}, {trace[step][key]} in {path}", f"look at {cause}"]
+    level = f"all {len(paths)} ranks agree (T0)" if agree else "with the same bits (T1)"
+    alone = len(set().union(*traces)) - len(steps)
+    return 0, [f"{len(steps)} steps, {steps[0]} to {steps[-1]}, {level}",
+               *[f"not compared: {alone} steps that not all of them have"][:alone]]
 
 
 def band(paths: list[str]) -> tuple[int, list[str]]:

@@ -9,10 +9,15 @@ PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # bits
 FLOATS = tuple(PRECISION)
 
 
+def need(condition: object, message: str) -> None:
+    """UsageError unless `condition` holds."""
+    if not condition:
+        raise UsageError(message)
+
+
 def stored(dtype: str) -> np.dtype:
     """The NumPy type that holds `dtype`; UsageError for a name that is not one of ours."""
-    if not isinstance(dtype, str) or dtype not in STORED:
-        raise UsageError(f"dtype {dtype!r}: use one of {', '.join(STORED)}")
+    need(isinstance(dtype, str) and dtype in STORED, f"dtype {dtype!r}: use {', '.join(STORED)}")
     return np.dtype(STORED[dtype])
 
 
@@ -30,8 +35,7 @@ def from_bfloat16(words: np.ndarray) -> np.ndarray:
 
 def wide(x: np.ndarray, dtype: str) -> np.ndarray:
     """The values of `x` as float64 (integers: unchanged)."""
-    if dtype == "bfloat16":
-        x = from_bfloat16(x)
+    x = from_bfloat16(x) if dtype == "bfloat16" else x
     return x.astype(np.float64) if dtype in FLOATS else x
 
 
@@ -51,12 +55,11 @@ def from_hex(text: str, dtype: str) -> np.ndarray:
     """The inverse of to_hex; UsageError for what is not words of that dtype."""
     size = stored(dtype)
     try:
-        wrong = next((word for word in text.split() if len(word) != 2 * size.itemsize), None)
-        if wrong is None:
+        if all(len(word) == 2 * size.itemsize for word in text.split()):
             return np.frombuffer(bytes.fromhex(text), size.newbyteorder(">")).astype(size)
-    except ValueError as error:
-        wrong = str(error)
-    raise UsageError(f"{wrong[:40]!r}: {dtype} has words of {2 * size.itemsize} hex digits")
+    except ValueError:
+        pass
+    raise UsageError(f"{text[:40]!r}: {dtype} has words of {2 * size.itemsize} hex digits")
 
 
 def same(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
@@ -72,24 +75,20 @@ def same(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
 def ulps(a: np.generic, b: np.generic, dtype: str) -> int:
     """How many numbers of that dtype lie between a and b, plus one (0: the same bits; -0 is +0)."""
     def position(x):
-        bits = int(np.asarray(x).view(f"u{stored(dtype).itemsize}"))
-        sign = 1 << 8 * stored(dtype).itemsize - 1
-        if dtype in FLOATS:
-            return -(bits - sign) if bits & sign else bits
-        return bits - 2 * (bits & sign)
+        bits = int(np.asarray(x).view(f"i{stored(dtype).itemsize}"))
+        return -(bits + (1 << 8 * stored(dtype).itemsize - 1)) if bits < 0 and floats else bits
+    floats = dtype in FLOATS
     return abs(position(a) - position(b))
 
 
-def bound(xs, dtype: str, wire: str | None = None, scaled: bool = False) -> np.ndarray:
+def bound(xs, dtype: str, wire: str | None = None) -> np.ndarray:
     """Largest error of any order of adding: ((1 + u)^(P - 1) - 1) * sum |x|, u the unit roundoff.
 
     A 16-bit wire adds a rounding of its own unit per hop and one at the end, and what lies below
-    the smallest 16-bit number; a scale adds two roundings (of the factor and of the product).
+    the smallest float16 number.
     """
-    unit = {name: 2.0 ** -bits for name, bits in PRECISION.items()}
-    growth = (len(xs) - 1) * np.log1p(unit[dtype]) + 2 * scaled * np.log1p(unit[dtype])
-    growth += len(xs) * np.log1p(unit[wire]) if wire else 0.0
-    lost = len(xs) * 2.0 ** -25 if "float16" in (wire, dtype) else 0.0
-    total = sum(np.abs(wide(x, dtype)) for x in xs)
-    tiny = len(xs) * 2.0 ** -53 * total  # what computing the bound itself may lose
-    return np.expm1(growth) * total + tiny + (lost if wire or scaled else 0.0)
+    ranks, total = len(xs), sum(np.abs(wide(x, dtype)) for x in xs)
+    growth = (ranks - 1) * np.log1p(2.0 ** -PRECISION[dtype])
+    growth += ranks * np.log1p(2.0 ** -PRECISION[wire]) if wire else 0.0
+    tiny = ranks * 2.0 ** -53 * total  # what computing the bound itself may lose
+    return np.expm1(growth) * total + tiny + (ranks * 2.0 ** -25 if wire == "float16" else 0.0)
