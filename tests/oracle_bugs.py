@@ -8,7 +8,7 @@ STORED = tuple(words.STORED)
 
 
 def add(dtype):
-    return spec._add_bfloat16 if dtype == "bfloat16" else np.add
+    return spec._rules([np.zeros(1, words.stored(dtype))], None, dtype).add
 
 
 def inputs(case):

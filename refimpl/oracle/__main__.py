@@ -33,12 +33,12 @@ from refimpl.errors import UsageError
 from refimpl.oracle import spec, trainer
 from refimpl.oracle.cases import BLOCK, INLINE, LEVELS, Case, dump, load, need
 from refimpl.oracle.check import call, check, examine, named, read_results, report
-from refimpl.oracle.explain import explain
-from refimpl.oracle.families import census_width
+from refimpl.oracle.explain import WIRES, explain
+from refimpl.oracle.families import FAMILIES, census_width
 from refimpl.oracle.identify import identify, load_function, probes
 from refimpl.oracle.words import STORED, to_hex
 
-USAGE = __doc__
+USAGE, FAMILY = __doc__, (*FAMILIES, "sizes")
 
 
 def main(argv: list[str]) -> int:
@@ -65,20 +65,20 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.error = lambda message: need(False, f"{message}; without arguments it prints its usage")
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("paths", nargs="*")
-    for name in ("family", "order", "npy", "program"):
-        parser.add_argument(f"--{name}")
+    for name, choices in {"family": FAMILY, "order": None, "npy": None, "program": None,
+                          "dtype": STORED, "wire": WIRES, "level": LEVELS}.items():
+        parser.add_argument(f"--{name}", choices=choices)
     for name, default in (("ranks", 4), ("count", 13), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--dtype", default="float32", choices=STORED)
-    parser.add_argument("--wire", choices=("float16", "bfloat16"))
-    parser.add_argument("--level", choices=LEVELS)
-    parser.add_argument("--agree", action="store_true")
-    parser.add_argument("--band", action="store_true")
+    for name in ("agree", "band"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.set_defaults(dtype="float32")
     return parser.parse_intermixed_args(argv)
 
 
 def _gen(options):
     family, ranks, counts, seeds = options.family, options.ranks, [options.count], [options.seed]
+    need(family, f"gen: say which --family: {', '.join(FAMILY)}")
     level = options.level or ("ordered" if options.order else {
         "spread": "bounded", "cancel": "bounded", "special": "special"}.get(family, "exact"))
     if family == "sizes":

@@ -157,10 +157,8 @@ def _rules(xs: Buffers, wire: str | None, dtype: str | None) -> Rules:
     need(stored(dtype) == xs[0].dtype, f"{dtype} is held as {stored(dtype)}, not {xs[0].dtype}")
     need(wire is None or wire in ("float16", "bfloat16") and dtype == "float32",
          f"wire {wire!r} with {dtype}: use float16 or bfloat16, with float32")
-    return Rules(_add_bfloat16 if dtype == "bfloat16" else np.add, {
+    plus = np.add if dtype != "bfloat16" else (
+        lambda a, b: to_bfloat16(from_bfloat16(a) + from_bfloat16(b)))
+    return Rules(plus, {
         None: lambda x: x, "float16": lambda x: x.astype(np.float16).astype(np.float32),
         "bfloat16": lambda x: from_bfloat16(to_bfloat16(x))}[wire])
-
-
-def _add_bfloat16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return to_bfloat16(from_bfloat16(a) + from_bfloat16(b))
