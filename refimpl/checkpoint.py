@@ -48,7 +48,7 @@ def save(run) -> None:
             "momentum": dict(run.optimizer.momentum), "loss_scale": run.scale.state(),
             "settings": json.dumps(dataclasses.asdict(run.settings)),
             "classes": list(run.train_images.classes), "data": run.train_images.digest,
-            "log_lines": run.log.lines, "digest": digest(run)}
+            "log": run.log.state(), "digest": digest(run)}
         folder = run.log.folder
         write(folder / NAME, folder / OLDER, content)
     with waiting("checkpoint", run.comm):
@@ -70,8 +70,8 @@ def write(path: pathlib.Path, older: pathlib.Path, content: dict) -> None:
     os.close(folder)
 
 
-def resume(run) -> int:
-    """Take over a checkpoint; returns the step to go on from.
+def resume(run) -> dict:
+    """Take over a checkpoint; returns its "step", "folder", "log" and a "note".
 
     Rank 0 alone reads, on the host, without unpickling objects; the others are told. A file that
     is not whole is named and the older one beside it used; UsageError where neither can be.
@@ -83,7 +83,7 @@ def resume(run) -> int:
             content, note = load(path)
             fits(run, content, path)
             verdict = {"step": content["step"], "scale": content["loss_scale"], "note": note,
-                       "folder": str(path.parent), "lines": content["log_lines"],
+                       "folder": str(path.parent), "log": content["log"],
                        "digest": content["digest"]}
         except UsageError as error:
             verdict = {"error": str(error)}
@@ -105,8 +105,7 @@ def resume(run) -> int:
     if digest(run) != verdict["digest"]:
         raise UsageError(f"the checkpoint in {verdict['folder']} holds other numbers than it says: "
                          "it was changed or damaged; resume from an older one")
-    run.log.resume(pathlib.Path(verdict["folder"]), verdict["lines"], verdict["note"])
-    return run.step
+    return verdict
 
 
 def find(settings) -> pathlib.Path:

@@ -44,11 +44,11 @@ class Run:
         self.schedule = Schedule(settings, len(self.train_images))
         self.timeline = None
         self._build()
-        self.log = RunLog(self)
-        self.first_step, self.step, self.saved = 0, 0, time.monotonic()
+        self.step, self.saved = 0, time.monotonic()
         self.plan, self.batches, self.order = None, None, (None, None)
-        if settings.resume:
-            self.first_step = checkpoint.resume(self)
+        resumed = checkpoint.resume(self) if settings.resume else None
+        self.first_step = self.step
+        self.log = RunLog(self, resumed)
         self.asked_to_stop = False
         for name in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._ask_to_stop)

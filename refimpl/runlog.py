@@ -4,6 +4,7 @@ log.jsonl: the first line says what ran; then a line per epoch. Everything that 
 two equal runs stands in "times" or "machine", so the rest can be compared.
 """
 import dataclasses
+import itertools
 import json
 import pathlib
 import platform
@@ -20,31 +21,46 @@ from refimpl import __version__, config, plot
 class RunLog:
     """Rank 0 writes and prints; the other ranks only keep the clocks."""
 
-    def __init__(self, run) -> None:
+    def __init__(self, run, resumed: dict | None = None) -> None:
         self.run, self.first = run, run.comm.rank == 0
-        self.clocks, self.replaced, self.lines = {}, 0, 0
-        self.sums, self.steps, self.samples = {"loss": 0.0, "correct": 0.0}, 0, 0
-        self.since = time.perf_counter()
-        self.folder = self._folder() if self.first else None
+        self.clocks, self.since = {}, time.perf_counter()
+        self.lines, self.replaced, self.steps, self.samples = 0, 0, 0, 0
+        self.sums = {"loss": 0.0, "correct": 0.0}
+        vars(self).update(resumed["log"] if resumed else {})
         self.trace = open(run.settings.trace, "w") if self.first and run.settings.trace else None
-        self.bar = tqdm(total=run.schedule.total_steps, unit="step", disable=not self.first,
-                        mininterval=0.5, dynamic_ncols=True, leave=False)
         if self.first:
-            self._write(self._header())
-            self._say(self._greeting())
+            self._go_on(resumed) if resumed else self._start()
+            print(self._greeting(), flush=True)
+        self.bar = tqdm(total=run.schedule.total_steps, initial=run.step, unit="step", leave=False,
+                        disable=not self.first, mininterval=0.5, dynamic_ncols=True)
 
-    def _folder(self) -> pathlib.Path:
+    def state(self) -> dict:
+        """What a resumed run goes on counting from, inside an epoch too."""
+        return {name: getattr(self, name)
+                for name in ("lines", "replaced", "steps", "sums")}
+
+    def _start(self) -> None:
+        """A new folder; two runs in one second get two."""
         s = self.run.settings
         name = s.name or pathlib.Path(s.recipe).stem
-        folder = pathlib.Path(s.out) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        for number in range(1000):  # two runs in one second
+        stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in itertools.count():
+            self.folder = pathlib.Path(s.out) / (stamp + (f"-{number}" if number else ""))
             try:
-                unique = folder.with_name(folder.name + (f"-{number}" if number else ""))
-                unique.mkdir(parents=True)
-                return unique
+                self.folder.mkdir(parents=True)
+                break
             except FileExistsError:
                 continue
-        raise FileExistsError(folder)
+        self._write(self._header())
+
+    def _go_on(self, resumed: dict) -> None:
+        """The resumed run's folder; its log is cut to what the checkpoint knew."""
+        self.folder = pathlib.Path(resumed["folder"])
+        log = self.folder / "log.jsonl"
+        kept = log.read_text().splitlines(keepends=True)[:self.lines]
+        log.write_text("".join(kept))
+        note = f" ({resumed['note']})" if resumed["note"] else ""
+        print(f"resumed {self.folder} at step {self.run.step}{note}")
 
     def _header(self) -> dict:
         from mpi4py import MPI
@@ -67,7 +83,7 @@ class RunLog:
     def _greeting(self) -> str:
         run, m = self.run, self._header()["machine"]
         parameters = sum(p.numel() for p in run.model.parameters())
-        return (f"{m['command'] if 'command' in m else config.command(run.settings)}\n"
+        return (f"{config.command(run.settings)}\n"
                 f"{len(run.train_images)} training and {len(run.val_images)} validation images, "
                 f"{run.classes} classes; {parameters:,} parameters\n"
                 f"{run.comm.size} ranks ({m['mpi']}), {m['algorithm']}"
@@ -119,20 +135,6 @@ class RunLog:
         return (f"epoch {line['epoch']:3d}  kn {line['kn']:5d}  lr {line['lr']:<8.4g} "
                 f"train loss {line['loss']:6.3f}  val top-1 {top1}  "
                 f"{times['images_per_s']:7.0f} images/s  allreduce {100 * times['allreduce_share']:4.1f} %")
-
-    def resume(self, folder: pathlib.Path, lines: int, note: str) -> None:
-        """Go on in the resumed run's folder; its log is cut to what the checkpoint knew."""
-        if not self.first:
-            return
-        for file in self.folder.iterdir():
-            file.unlink()
-        self.folder.rmdir()
-        self.folder = folder
-        kept = (folder / "log.jsonl").read_text().splitlines(keepends=True)[:lines]
-        (folder / "log.jsonl").write_text("".join(kept))
-        self.lines = len(kept)
-        self.bar.update(self.run.step)
-        self._say(f"resumed {folder} at step {self.run.step}" + (f" ({note})" if note else ""))
 
     def close(self, message: str = "") -> None:
         """End of the run: the picture, and where everything lies."""

@@ -104,7 +104,7 @@ def test_a_stop_asked_of_one_rank_saves_once_and_exits_75(mpi, data, tmp_path):
     assert code == 75 and "--resume auto" in said, (code, said)
     saved = intact(tmp_path)
     (log,) = tmp_path.glob("*/log.jsonl")
-    assert saved["log_lines"] == len(log.read_text().splitlines())
+    assert saved["log"]["lines"] == len(log.read_text().splitlines())
 
 
 def test_a_truncated_checkpoint_is_named_and_the_older_one_used(data, tmp_path):
