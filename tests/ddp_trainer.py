@@ -28,6 +28,7 @@ from refimpl.data.order import epoch_order
 from refimpl.model import ResNet, batch_norms, initialise
 
 SIZE, SEED, STEPS, RANKS = 24, 1, 6, 2
+MOMENTUM = 0.5  # a power of two: m u is exact, so it is the same rounded before adding or not
 # fault: (samples per batch-norm batch, how many such batches each rank has)
 FAULTS = {
     "right": (4, (1, 1)),
@@ -61,7 +62,7 @@ def sgd(model: nn.Module, everything: bool) -> torch.optim.SGD:
     plain = {p for m in batch_norms(model) for p in m.parameters()} if not everything else set()
     groups = [{"params": [p for p in model.parameters() if p not in plain], "weight_decay": 1e-4},
               {"params": [p for p in model.parameters() if p in plain], "weight_decay": 0.0}]
-    return torch.optim.SGD([g for g in groups if g["params"]], lr=0, momentum=0.9, nesterov=True)
+    return torch.optim.SGD([g for g in groups if g["params"]], lr=0, momentum=MOMENTUM, nesterov=True)
 
 
 def train(index, rank: int, folder: pathlib.Path, fault: str) -> None:
@@ -96,7 +97,7 @@ def train(index, rank: int, folder: pathlib.Path, fault: str) -> None:
                 "samples": hashlib.sha256(whole).hexdigest(), "weights": digest(model.parameters()),
                 "gradient": digest(p.grad for p in model.parameters())}) + "\n")
             if state and step == 0:
-                state.write(parts, loss=total.item(), lr=lr, momentum=0.9, kn=kn, n=n)
+                state.write(parts, loss=total.item(), lr=lr, momentum=MOMENTUM, kn=kn, n=n)
 
 
 class State:
