@@ -77,13 +77,13 @@ class Optimizer:
         t = self.scratch[:len(w)]
         torch.add(g, w, alpha=decay, out=t)  # eq. (8): g + lambda w
         if self.form == "eq9":
-            torch.add(t, u, alpha=m, out=u)
+            u.mul_(m).add_(t)
             w.sub_(t.add_(u, alpha=m) if self.nesterov else u, alpha=rate)
         else:
             t.mul_(rate)
             if self.nesterov:  # step (1 + m) v' - m c v = m v' + lr g
                 w.sub_(t)
-            torch.add(t, u, alpha=absorbed, out=u)
+            u.mul_(absorbed).add_(t)
             w.sub_(u, alpha=m if self.nesterov else 1)
 
 
