@@ -28,7 +28,7 @@ from refimpl.data.order import epoch_order
 from refimpl.model import ResNet, batch_norms, initialise
 
 SIZE, SEED, STEPS, RANKS = 24, 1, 6, 2
-MOMENTUM = 0.5  # a power of two: m u is exact, so it is the same rounded before adding or not
+MOMENTUM = 0.9
 # fault: (samples per batch-norm batch, how many such batches each rank has)
 FAULTS = {
     "right": (4, (1, 1)),
