@@ -7,6 +7,7 @@ import statistics
 import time
 
 import numpy as np
+import torch
 
 from refimpl.data.images import draws, opened, rgb, train_view, val_view
 from refimpl.data.index import open_index
@@ -20,9 +21,11 @@ SIZE, N = 224, 32
 def _stages(index, ids):
     """The stages in one process: name -> function of a sample id."""
     data = {i: index.read(i) for i in ids}
+    pixels = torch.zeros((1, SIZE, SIZE, 3), dtype=torch.uint8)
     return {"read": index.read, "decode": lambda i: rgb(opened(data[i])),
             "train view": lambda i: train_view(data[i], SIZE, draws(0, 0, i)),
-            "validation view": lambda i: val_view(data[i], SIZE, 256)}
+            "validation view": lambda i: val_view(data[i], SIZE, 256),
+            "normalise (trainer)": lambda i: normalise(pixels)}
 
 
 def _ours(index, ids, processes):
@@ -32,7 +35,6 @@ def _ours(index, ids, processes):
 
 
 def _torchvision(root, ids, processes):
-    import torch
     from torchvision import datasets, transforms as t
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     data = datasets.ImageFolder(root, t.Compose([t.RandomResizedCrop(SIZE), t.RandomHorizontalFlip(),
@@ -47,6 +49,7 @@ def _rate(batches):
     next(batches)
     start, count = time.perf_counter(), 0
     for images in batches:
+        images.view(-1)[::1024].sum()  # a trainer touches every page of it
         count += len(images)
     return count / (time.perf_counter() - start)
 
@@ -58,7 +61,7 @@ def _show(name, rates, base=None):
     return middle
 
 
-def run(argv=None):
+def main(argv=None):
     """`python -m refimpl.bench input --data TREE [--packed ZIP]`; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m refimpl.bench input", description=__doc__)
     parser.add_argument("--data", required=True, help="folder (torchvision reads no zip) with train/")
@@ -67,6 +70,7 @@ def run(argv=None):
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=5)
     a = parser.parse_args(argv)
+    torch.set_num_threads(1)  # as in the loader processes, whose cores this process shares
     sources = {name: open_index(path, "train") for name, path in (("", a.data), (" packed", a.packed))
                if path}
     ids = epoch_order(0, 0, len(sources[""]))[:a.images]

@@ -157,7 +157,10 @@ def _start(_):
 
 
 def normalise(images):
-    """uint8 [n, H, W, 3] -> float32 [n, 3, H, W] in one pass: x / (255 std) - mean / std."""
-    scale = torch.tensor([1 / (255 * s) for s in STD], device=images.device).view(1, 3, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(MEAN, STD)], device=images.device).view(1, 3, 1, 1)
-    return torch.addcmul(shift, images.permute(0, 3, 1, 2), scale)
+    """uint8 [n, H, W, 3] -> float32 [n, 3, H, W], (x / 255 - mean) / std.
+
+    In this order, since torch.addcmul on permuted bytes takes about twenty times as long on a CPU.
+    """
+    scale, shift = (torch.tensor(v, device=images.device).view(1, 3, 1, 1) for v in (
+        [1 / (255 * s) for s in STD], [-m / s for m, s in zip(MEAN, STD)]))
+    return images.permute(0, 3, 1, 2).contiguous().float().mul_(scale).add_(shift)
