@@ -1,10 +1,7 @@
 """The trainer as its users start it: what it leaves behind, how it refuses, how it fails."""
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -145,20 +142,3 @@ def test_a_run_killed_inside_an_epoch_and_resumed_equals_the_whole_run(mpi, data
     (a,), (b,) = whole.iterdir(), cut.iterdir()
     assert weights(a)["digest"] == weights(b)["digest"] and weights(b)["step"] == 12
     assert comparable(a) == comparable(b) and len(comparable(a)) == 2
-
-
-def test_sigusr1_saves_at_a_step_boundary_and_exits_75(data, tmp_path):
-    command = [*flavours()[MPIS[0]][0], "-np", "2", sys.executable,
-               *small(data, tmp_path, "--epochs", "5000", "--eval-every", "0")]
-    job = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **flavours()[MPIS[0]][1],
-                                                   "PYTHONPATH": str(ROOT)},
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not list(tmp_path.glob("*/checkpoint.pt")):
-            time.sleep(0.2)
-        job.send_signal(signal.SIGUSR1)
-        out, err = job.communicate(timeout=60)
-    finally:
-        job.kill()
-    assert job.returncode == 75 and "--resume auto" in out, err
