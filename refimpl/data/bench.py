@@ -5,6 +5,7 @@ torchvision may need an environment of its own: run this with that environment's
 import argparse
 import statistics
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,10 +29,11 @@ def _stages(index, ids):
             "normalise (trainer)": lambda i: normalise(pixels)}
 
 
-def _ours(index, ids, processes):
+def _ours(index, ids, processes, ready):
+    """uint8 batches as they reach the trainer, or also normalised there, as torchvision's are."""
     for batch in stream(index, ((0, ids[i:i + N]) for i in range(0, len(ids) - N + 1, N)),
                         processes=processes):
-        yield normalise(batch.images)
+        yield normalise(batch.images) if ready else batch.images
 
 
 def _torchvision(root, ids, processes):
@@ -56,7 +58,7 @@ def _rate(batches):
 
 def _show(name, rates, base=None):
     middle = statistics.median(rates)
-    print(f"{name:34s}{middle:8.0f}  ({min(rates):.0f} to {max(rates):.0f})"
+    print(f"{name:44s}{middle:8.0f}  ({min(rates):.0f} to {max(rates):.0f})"
           + (f"  {middle / base:5.2f} x torchvision" if base else ""), flush=True)
     return middle
 
@@ -85,8 +87,8 @@ def main(argv=None):
                     stage(i)
                 rates.append(len(some) / (time.perf_counter() - start))
             _show(f"{name}{source}, in one process", rates)
-    ways = {f"refimpl{s}": lambda index=index: _ours(index, ids, a.processes)
-            for s, index in sources.items()}
+    ways = {f"refimpl{s}{', normalised' * ready}": partial(_ours, index, ids, a.processes, ready)
+            for s, index in sources.items() for ready in (False, True)}
     try:
         import torchvision
         ways = {f"torchvision {torchvision.__version__}": lambda: _torchvision(
