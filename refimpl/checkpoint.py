@@ -4,6 +4,9 @@ import hashlib
 import json
 import os
 import pathlib
+import re
+import shutil
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -42,84 +45,119 @@ def save(run) -> None:
     if run.comm.rank == 0:
         model = run.model.state_dict()  # torchvision's key names
         content = {
-            "format": FORMAT, "version": __version__, "step": run.step,
+            "format": FORMAT, "version": __version__, "step": run.step, "ranks": run.comm.size,
             "state_dict": {k: torch.tensor(run.step) if k.endswith("num_batches_tracked")
                            else v.contiguous() for k, v in model.items()},
-            "momentum": dict(run.optimizer.momentum), "loss_scale": run.scale.state(),
+            "momentum": dict(run.optimizer.momentum), "rate": run.optimizer.rate,
+            "loss_scale": run.scale.state(), "log": run.log.state(),
             "settings": json.dumps(dataclasses.asdict(run.settings)),
             "classes": list(run.train_images.classes), "data": run.train_images.digest,
-            "log": run.log.state(), "digest": digest(run)}
+            "digest": digest(run)}
         folder = run.log.folder
-        write(folder / NAME, folder / OLDER, content)
+        write(folder / NAME, folder / OLDER, content | {"seal": seal(content)})
     with waiting("checkpoint", run.comm):
         run.comm.Barrier()
+
+
+def seal(content: dict) -> str:
+    """SHA-256 of all that is not a tensor; `digest` covers those."""
+    small = {k: v for k, v in content.items() if k not in ("state_dict", "momentum", "seal")}
+    return hashlib.sha256(json.dumps(small, sort_keys=True).encode()).hexdigest()
 
 
 def write(path: pathlib.Path, older: pathlib.Path, content: dict) -> None:
     """Whole on disk under another name first; a crash at any moment leaves a whole file."""
     beside = path.with_suffix(".writing")
-    with open(beside, "wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
-        os.replace(path, older)
-    os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    try:
+        with open(beside, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            os.replace(path, older)
+        os.replace(beside, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except Exception as error:  # torch says "unexpected pos" where the disk is full
+        free = shutil.disk_usage(path.parent).free >> 20
+        beside.unlink(missing_ok=True)
+        raise OSError(f"{path} could not be written ({error}); {free} MB are free there: make room or "
+                      "give another --out; the last checkpoint is whole") from error
 
 
-def resume(run) -> dict:
-    """Take over a checkpoint; returns its "step", "folder", "log" and a "note".
+def resume(run) -> dict | None:
+    """Take over a checkpoint; returns its "step", "folder", "log" and a "note", or None where
+    --resume auto finds none: then the run starts anew.
 
     Rank 0 alone reads, on the host, without unpickling objects; the others are told. A file that
     is not whole is named and the older one beside it used; UsageError where neither can be.
     """
-    content, verdict = None, {}
+    verdict = {}
     if run.comm.rank == 0:
         try:
-            path = find(run.settings)
-            content, note = load(path)
-            fits(run, content, path)
-            verdict = {"step": content["step"], "scale": content["loss_scale"], "note": note,
-                       "folder": str(path.parent), "log": content["log"],
-                       "digest": content["digest"]}
+            verdict = take(run)
         except UsageError as error:
             verdict = {"error": str(error)}
     verdict = tell(run.comm, verdict)
-    if "error" in verdict:
+    if verdict and "error" in verdict:
         raise UsageError(verdict["error"])
-    if content:
-        run.model.load_state_dict(content["state_dict"])
-        for name, u in run.optimizer.momentum.items():
-            u.copy_(content["momentum"][name])
-        run.gradients.refresh()
+    if not verdict:
+        return None
     for tensor in tensors(run).values():
         host = tensor.contiguous().cpu()
-        run.comm.Bcast(host.view(-1).numpy(), root=0)
+        with waiting("checkpoint from rank 0", run.comm):
+            run.comm.Bcast(host.view(-1).numpy(), root=0)
         tensor.copy_(host)
     run.gradients.running.copy_(run.gradients.common)
-    run.scale.restore(verdict["scale"])
-    run.step = verdict["step"]
+    vars(run.scale).update(verdict["loss_scale"])
+    run.step, run.optimizer.rate = verdict["step"], verdict["rate"]
     if digest(run) != verdict["digest"]:
         raise UsageError(f"the checkpoint in {verdict['folder']} holds other numbers than it says: "
                          "it was changed or damaged; resume from an older one")
     return verdict
 
 
-def find(settings) -> pathlib.Path:
+def take(run) -> dict | None:
+    """Rank 0: find, read, check and load; what the other ranks must know."""
+    path = find(run.settings)
+    if path is None:
+        print("refimpl.train: --resume auto: no run of this name yet, so this one starts",
+              file=sys.stderr)
+        return None
+    content, note = load(path)
+    try:
+        note += fits(run, content, path)
+        run.model.load_state_dict(content["state_dict"])
+        for name, u in run.optimizer.momentum.items():
+            u.copy_(content["momentum"][name])
+        run.gradients.refresh()
+        assert set(content["loss_scale"]) == set(run.scale.state())
+        return {"folder": str(path.parent), "note": note, **{key: content[key] for key in (
+            "step", "rate", "loss_scale", "log", "digest")}}
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a foreign content leads to
+        raise UsageError(f"--resume {path}: not a checkpoint of this model "
+                         f"({type(error).__name__}: {str(error)[:200]})") from None
+
+
+def find(settings) -> pathlib.Path | None:
     """The file that --resume means: a path, a run's folder, or `auto`, the newest of this name."""
     if settings.resume != "auto":
         path = pathlib.Path(settings.resume)
         return path / NAME if path.is_dir() else path
-    name = settings.name or pathlib.Path(settings.recipe).stem
-    found = sorted(pathlib.Path(settings.out).glob(f"{name}-*/checkpoint*.pt"),
-                   key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UsageError(f"--resume auto: no {name}-*/{NAME} in {settings.out}; start without it, "
-                         "or give --out or the checkpoint's path")
-    return found[-1].parent / NAME
+    pattern = re.compile(re.escape(run_name(settings)) + r"-\d{8}-\d{6}(-\d+)?")
+    out = pathlib.Path(settings.out)
+    folders = [f for f in (out.iterdir() if out.is_dir() else ()) if pattern.fullmatch(f.name)]
+    files = [f / name for f in folders for name in (NAME, OLDER) if (f / name).is_file()]
+    newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
+    return newest and newest.parent / NAME
+
+
+def run_name(settings) -> str:
+    """What a run's folder is called, before its time."""
+    return settings.name or pathlib.Path(settings.recipe).stem
 
 
 def load(path: pathlib.Path) -> tuple[dict, str]:
@@ -128,9 +166,12 @@ def load(path: pathlib.Path) -> tuple[dict, str]:
     for file in dict.fromkeys((path, path.parent / OLDER)):
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
-            if isinstance(content, dict) and content.get("format") == FORMAT:
-                return content, "; ".join(problems)
-            problems.append(f"{file} is not a {FORMAT} file")
+            if not isinstance(content, dict) or content.get("format") != FORMAT:
+                problems.append(f"{file} is not a {FORMAT} file")
+            elif content.get("seal") != seal(content):
+                problems.append(f"{file} was changed after it was written")
+            else:
+                return content, "".join(f"; {problem}" for problem in problems)
         except FileNotFoundError:
             problems.append(f"{file} is not there")
         except Exception as error:  # torch and its unpickler raise many kinds for a broken file
@@ -138,16 +179,25 @@ def load(path: pathlib.Path) -> tuple[dict, str]:
     raise UsageError("nothing to resume from: " + "; ".join(problems))
 
 
-def fits(run, content: dict, path) -> None:
-    """UsageError unless this run goes on with the same model, data and recipe."""
-    ours, theirs = dataclasses.asdict(run.settings), json.loads(content["settings"])
-    fixed = ("seed", "workers", "n", "bands", "depth", "width", "stem", "optimizer",
-             "momentum_form", "sum", "wire", "precision", "bucket_mb")
-    for name in fixed:
-        if json.dumps(ours[name]) != json.dumps(theirs.get(name)):
+FREE = {"recipe", "data", "name", "out", "max_steps", "eval_every", "save_every", "save_steps",
+        "save_minutes", "resume", "images", "trace", "state", "timeline", "check_every", "timeout",
+        "loaders", "bad_images", "device", "threads", "allreduce", "across", "grid", "overlap"}
+
+
+def fits(run, content: dict, path) -> str:
+    """UsageError unless this run goes on with the same model, data and rules; a note on bits."""
+    ours = json.loads(json.dumps(dataclasses.asdict(run.settings)))
+    theirs = json.loads(content["settings"])
+    for name in sorted((ours.keys() | theirs.keys()) - FREE):
+        if ours.get(name) != theirs.get(name):
             raise UsageError(f"--resume {path}: that run has {name} {theirs.get(name)}, this one "
-                             f"{ours[name]}: give the same, or start without --resume")
+                             f"{ours.get(name)}: give the same, or start without --resume")
     if tuple(content["classes"]) != run.train_images.classes or (
             content["data"] != run.train_images.digest):
         raise UsageError(f"--resume {path}: that run's training images are not those of "
                          f"{run.settings.data or 'the embedded sample'}: give the same --data")
+    same = content["ranks"] == run.comm.size and all(
+        ours[name] == theirs[name] for name in ("allreduce", "grid", "across", "device", "threads"))
+    return "" if same or run.settings.sum == "exact" else (
+        f"; on {run.comm.size} ranks after {content['ranks']}, or by another algorithm: without "
+        "--sum exact the last bits will differ")

@@ -5,6 +5,7 @@
 import argparse
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 import shlex
@@ -94,7 +95,9 @@ def parse(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
     known, rest = _parser().parse_known_args(argv)
     if rest:
         names = [*map(option, FIELDS), "--dry-run", "--list-recipes", "--json"]
-        raise UsageError(f"unknown {rest[0]}{nearest(rest[0], names)}; see --help")
+        cure = ("a setting that is on or off takes no value: --name or --no-name"
+                if rest[0].lower() in ("true", "false", "yes", "no") else "see --help")
+        raise UsageError(f"unknown {rest[0]}{nearest(rest[0], names)}; {cure}")
     given = {k: convert(k, v) for k, v in vars(known).items() if k in FIELDS}
     recipe = load_recipe(given.get("recipe", "demo"))
     if recipe.values.get("bands") and "bands" not in given and {"workers", "n"} & set(given):
@@ -110,8 +113,7 @@ def complete(s: Settings) -> Settings:
         raise UsageError(f"--grid {s.grid}: expected ROWSxCOLUMNS, such as 2x4, or auto")
     if s.sum == "exact" and s.wire != "none":
         raise UsageError(f"--sum exact cannot go with --wire {s.wire}: leave one out")
-    if not (s.momentum < 1 and s.label_smoothing < 1):
-        raise UsageError(f"--momentum {s.momentum}, --label-smoothing {s.label_smoothing}: below 1")
+    _together(s)
     if s.val_short_side < s.image_size:
         raise UsageError(f"--val-short-side {s.val_short_side}: below --image-size {s.image_size}")
     if s.decay == "polynomial" and s.warmup != "none" and s.warmup_epochs >= s.epochs:
@@ -126,6 +128,27 @@ def complete(s: Settings) -> Settings:
     bands = tuple(dataclasses.replace(b, until_epoch=min(b.until_epoch, s.epochs))
                   for b in s.bands[:used])
     return dataclasses.replace(s, bands=bands, workers=max(b.workers for b in bands), n=bands[0].n)
+
+
+def _together(s: Settings) -> None:
+    """Settings that do not go with each other."""
+    if s.wire != "none" and s.allreduce == "mpi":
+        raise UsageError(f"--wire {s.wire} cannot go with --allreduce mpi, which has no 16-bit wire: "
+                         "choose another algorithm")
+    if s.grid != "auto" and s.allreduce not in ("auto", "torus"):
+        raise UsageError(f"--grid {s.grid} with --allreduce {s.allreduce}, which has none: leave one out")
+    if s.loss_scale and math.frexp(s.loss_scale)[0] != 0.5:
+        raise UsageError(f"--loss-scale {s.loss_scale:g}: a power of two (0: automatic), so that "
+                         "scaling rounds nothing")
+    inside = s.optimizer == "sgd" and s.momentum_form == "eq10" and s.momentum_correction
+    if inside and s.warmup != "none" and s.warmup_lr == 0:
+        raise UsageError("--warmup-lr 0 with --momentum-form eq10: v = lr g would lose the first "
+                         "gradients; give a small rate, or use eq9")
+    if not 1 <= len(s.depth) <= 8 or max(s.depth) > 1000:
+        raise UsageError(f"--depth {s.depth}: 1 to 8 stages of at most 1000 blocks")
+    if s.name and not re.fullmatch(r"[\w+@=,][\w+@=,. -]{0,99}", s.name):
+        raise UsageError(f"--name {s.name!r}: at most 100 letters, digits, spaces and _+-=,.@ (it "
+                         "names a folder below --out)")
 
 
 def command(s: Settings) -> str:

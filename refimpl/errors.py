@@ -1,9 +1,13 @@
-"""Errors that every rank raises alike; a command line prints them as one line."""
+"""Errors that mean something to a user; a command line prints them without a traceback."""
 
 
 class UsageError(ValueError):
-    """Bad input; the message holds the value and the cure. Exit code 2."""
+    """Bad input; the message holds the value and the cure. Raised alike on all ranks. Exit code 2."""
 
 
 class Diverged(ArithmeticError):
-    """Loss or gradient is not finite, on all ranks by common decision. Exit code 1."""
+    """Loss or weights are not finite, on all ranks by common decision. Exit code 1."""
+
+
+class BadImage(ValueError):
+    """An image that cannot be used, with its path and why. Exit code 1."""

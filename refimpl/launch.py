@@ -58,13 +58,18 @@ def choose_gpu(local_rank: int, local_size: int, visible: int,
     return (hint if local_size == 1 and hint is not None else local_rank) % visible
 
 
+def check_device(s: Settings) -> None:
+    """UsageError where a GPU is asked for and this rank sees none (perhaps this rank alone)."""
+    import torch
+    if s.device == "cuda" and not torch.cuda.device_count():
+        raise UsageError("--device cuda: no GPU is visible here; try --device cpu or auto")
+
+
 def choose_device(s: Settings, comm):
     """torch.device of this rank; a GPU becomes the current one; two ranks on one are told."""
     import torch
     visible = torch.cuda.device_count() if s.device != "cpu" else 0
     if not visible:
-        if s.device == "cuda":
-            raise UsageError("--device cuda: no GPU is visible here; try --device cpu or auto")
         return torch.device("cpu")
     node = _node(comm)
     index = choose_gpu(node.rank, node.size, visible)
@@ -152,6 +157,8 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
     gpus = published.hardware.get("gpus", {"value": min(8, s.workers)})["value"]
     per_node = per_node or min(gpus, published.hardware.get("per_node", {"value": gpus})["value"])
     nodes = nodes or -(-gpus // per_node)
+    if nodes < 1 or per_node < 1:
+        raise UsageError(f"--nodes {nodes} --per-node {per_node}: at least 1 of each")
     if nodes * per_node > s.workers:
         raise UsageError(f"{nodes} nodes x {per_node} ranks for {s.workers} workers: ask for fewer "
                          "with --nodes and --per-node, or choose a recipe with more workers")
@@ -160,8 +167,9 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
     grid = published.hardware.get("grid", {"value": "auto"})["value"]
     if s.grid == "auto" != grid and nodes * per_node == gpus:
         arguments += ["--grid", grid]
-    arguments += [] if s.resume else ["--resume", "auto"]
-    fixed = {"job-name": re.sub(r"[^A-Za-z0-9_.-]", "_", s.name or published.name),
+    arguments += [] if s.resume else ["--resume", "auto"]  # starts anew where there is none yet
+    job = re.sub(r"[^A-Za-z0-9_.-]", "_", s.name or published.name)
+    fixed = {"job-name": job,
              "nodes": nodes, "ntasks-per-node": per_node, "gpus-per-node": per_node,
              "signal": "USR1@300", "output": "%x-%j.out", "open-mode": "append"}
     if s.device == "cpu":
@@ -174,7 +182,7 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
         sbatch="\n".join(lines), per_node=per_node,
         root=shlex.quote(str(pathlib.Path(__file__).resolve().parent.parent)),
         python=shlex.quote(sys.executable), data=shlex.quote(os.path.abspath(data)),
-        arguments=shlex.join(arguments))
+        arguments=shlex.join(arguments), job=job)
 
 
 SCRIPT = r"""#!/bin/bash
@@ -209,7 +217,8 @@ run=(srun --kill-on-bad-exit=1 --gpu-bind=none
 
 # USR1 five minutes before the end, or a preemption's TERM: the run saves and leaves with 75
 code=0
-"${{run[@]}}" -m refimpl.train {arguments} --data "$data" || code=$?
+"${{run[@]}}" -m refimpl.train {arguments} --data "$data" \
+    --name "{job}-$SLURM_JOB_ID" || code=$?  # a requeued job keeps its number, and so its run
 if [ "$code" = 75 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -37,7 +37,7 @@ class Optimizer:
     """Momentum SGD; `momentum` holds u of eq. (9) or v of eq. (10), one tensor per parameter.
 
     eq9:  u <- m u + g;          w <- w - lr u        (PyTorch's form: needs no correction)
-    eq10: v <- m c v + lr g;     w <- w - v           (c = lr / previous lr: momentum correction)
+    eq10: v <- m c v + lr g;     w <- w - v           (c = lr / last lr used: momentum correction)
     g is the gradient over kn samples plus lambda w (eq. 8), where the parameter is decayed.
     LARS multiplies lr by a trust ratio per tensor and is written in the form of eq. (10), as both
     of its sources have it. "lars_tf" leaves batch norm and biases plain: no ratio, no decay.
@@ -56,16 +56,19 @@ class Optimizer:
         self.adapted = {name for name, _ in self.parameters if self.trust and not (
             rule == "lars_tf" and name in plain)}
         self.momentum = {name: torch.zeros_like(w) for name, w in self.parameters}
+        self.rate = 0.0  # of the last update that was made: what v of eq. (10) is scaled by
         largest = max((w for _, w in self.parameters), key=torch.numel)
         self.piece = PIECE if largest.device.type == "cpu" else largest.numel()
         self.scratch = torch.empty_like(flat(largest)[:self.piece])
 
     @torch.no_grad()
-    def step(self, lr: float, momentum: float, previous_lr: float) -> None:
-        """One update from each parameter's .grad; `previous_lr` is the last step's rate."""
+    def step(self, lr: float, momentum: float) -> None:
+        """One update from each parameter's .grad. A step skipped for an overflow never comes here,
+        so the correction is from the last rate that was used to this one."""
         absorbed = momentum
-        if self.form == "eq10" and self.correction and previous_lr:
-            absorbed = momentum * (lr / previous_lr)
+        if self.form == "eq10" and self.correction and self.rate:
+            absorbed = momentum * (lr / self.rate)
+        self.rate = lr
         for name, w in self.parameters:
             decay, rate = self.decay[name], lr
             if name in self.adapted:
@@ -102,7 +105,8 @@ class LossScale:
 
     def __init__(self, start: float, workers: int, sixteen_bit: bool, patience: int = 2000):
         self.automatic, self.sixteen_bit = start == 0, sixteen_bit
-        self.patience, self.good, self.skipped = patience, 0, 0
+        self.patience, self.good = patience, 0
+        self.accepted = self.skipped = self.in_a_row = 0
         # each worker's gradient is 1/k of the mean's size: the smallest power of two >= k lifts it
         lift = 2.0 ** (workers - 1).bit_length() if sixteen_bit else 1.0
         self.value = lift * (start or 1024.0)
@@ -110,21 +114,20 @@ class LossScale:
     def accept(self, sums: dict[str, float], moment) -> bool:
         """May the weights change? `sums` holds "loss" and "overflow" as all ranks have them."""
         if not sums["overflow"] and math.isfinite(sums["loss"]):
-            self.good, self.skipped = self.good + 1, 0
+            self.good, self.accepted, self.in_a_row = self.good + 1, self.accepted + 1, 0
             if self.automatic and self.good % self.patience == 0:
                 self.value *= 2
             return True
-        self.good, self.skipped = 0, self.skipped + 1
+        self.good, self.skipped, self.in_a_row = 0, self.skipped + 1, self.in_a_row + 1
         if self.automatic:
             self.value = max(1.0, self.value / 2)
-        if not self.sixteen_bit or self.skipped > 40:
+        if not self.sixteen_bit or self.in_a_row > 40:
             raise Diverged(f"step {moment.step} (epoch {moment.epoch:.2f}, learning rate "
                            f"{moment.lr:g}): loss {sums['loss']:g}, gradient not finite or out of "
                            "range; lower --base-lr, lengthen --warmup-epochs, or see --loss-scale")
         return False
 
     def state(self) -> dict[str, float]:
-        return {"value": self.value, "good": self.good, "skipped": self.skipped}
-
-    def restore(self, state: dict[str, float]) -> None:
-        self.value, self.good, self.skipped = state["value"], state["good"], state["skipped"]
+        """What a resumed run goes on with."""
+        return {name: getattr(self, name)
+                for name in ("value", "good", "accepted", "skipped", "in_a_row")}

@@ -1,10 +1,27 @@
 """How the ranks speak about small things: a common error, one rank's word for all."""
 import json
+import signal
 
 import numpy as np
 
 from refimpl.collective.exchange import waiting
 from refimpl.errors import UsageError
+
+
+class StopSignal:
+    """`asked` becomes true on SIGUSR1, SIGTERM or Ctrl-C; the run saves at its next step and ends."""
+    signals = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def listen(self) -> None:
+        """Again after MPI has started: some MPIs take signals for themselves."""
+        for number in self.signals:
+            signal.signal(number, self._hear)
+
+    def _hear(self, number, frame) -> None:
+        self.asked = True
 
 
 def everywhere(comm, call):
@@ -22,9 +39,18 @@ def everywhere(comm, call):
     return result
 
 
+def writable(path: str, setting: str):
+    """The file, opened for bytes; UsageError where it cannot be written, before any training."""
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise UsageError(f"{setting} {path}: {error.strerror}; give a file in a folder that exists and "
+                         "may be written") from None
+
+
 def gather_text(comm, text: str) -> list[str]:
     """Every rank's text, on every rank."""
-    words = np.frombuffer(text.encode(), np.uint8)
+    words = np.frombuffer(text.encode(errors="surrogateescape"), np.uint8)
     lengths = np.empty(comm.size, np.int64)
     with waiting("agreement", comm):
         comm.Allgather(np.array([len(words)]), lengths)
@@ -32,7 +58,7 @@ def gather_text(comm, text: str) -> list[str]:
     mine, everyone = np.zeros(width, np.uint8), np.empty((comm.size, width), np.uint8)
     mine[:len(words)] = words
     comm.Allgather(mine, everyone)
-    return [row[:length].tobytes().decode() for row, length in zip(everyone, lengths)]
+    return [row[:length].tobytes().decode(errors="surrogateescape") for row, length in zip(everyone, lengths)]
 
 
 def tell(comm, value=None):

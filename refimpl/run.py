@@ -2,7 +2,6 @@
 import contextlib
 import functools
 import hashlib
-import signal
 import time
 
 import numpy as np
@@ -16,12 +15,12 @@ from refimpl.data.images import MEAN, STD
 from refimpl.data.index import open_index
 from refimpl.data.loader import stream
 from refimpl.data.order import epoch_order, minibatch, share
-from refimpl.errors import UsageError
+from refimpl.errors import Diverged, UsageError
 from refimpl.gradients import Gradients
 from refimpl.model import ResNet, initialise
 from refimpl.optimizer import LossScale, Optimizer
 from refimpl.overlap import Overlap
-from refimpl.ranks import everywhere
+from refimpl.ranks import StopSignal, everywhere
 from refimpl.runlog import RunLog
 from refimpl.schedule import Moment, Schedule
 from refimpl.state import State
@@ -34,10 +33,11 @@ STOPPED = 75  # EX_TEMPFAIL: a batch script may requeue
 class Run:
     """Everything one rank holds. Built alike on all ranks, or UsageError on all of them."""
 
-    def __init__(self, settings: config.Settings, comm) -> None:
-        self.settings, self.comm = settings, comm
+    def __init__(self, settings: config.Settings, comm, stop: StopSignal | None = None) -> None:
+        self.settings, self.comm, self.stop_signal = settings, comm, stop or StopSignal()
         guard.agree(comm, settings=config.command(settings), code=launch.code_digest())
         self._check_ranks()
+        everywhere(comm, lambda: launch.check_device(settings))
         self.device = launch.choose_device(settings, comm)
         self.threads = launch.set_threads(settings, comm)
         self._open_data()
@@ -48,10 +48,7 @@ class Run:
         self.plan, self.batches, self.order = None, None, (None, None)
         resumed = checkpoint.resume(self) if settings.resume else None
         self.first_step = self.step
-        self.log = RunLog(self, resumed)
-        self.asked_to_stop = False
-        for name in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._ask_to_stop)
+        self.log = everywhere(comm, lambda: RunLog(self, resumed))
 
     # --- building ---------------------------------------------------------------------------
 
@@ -70,12 +67,18 @@ class Run:
         self.train_images, self.val_images = everywhere(self.comm, both)
         guard.agree(self.comm, train=self.train_images.digest, val=self.val_images.digest)
         self.classes = self.settings.classes or len(self.train_images.classes)
+        if len(self.train_images.classes) < 2:
+            raise UsageError(f"{source}: the training images have one class only: nothing to learn")
         if self.classes < len(self.train_images.classes):
             raise UsageError(f"--classes {self.classes}, but the data has "
                              f"{len(self.train_images.classes)}: leave it out")
 
     def _build(self) -> None:
         s = self.settings
+        side = -(-s.image_size // ((4 if s.stem == "imagenet" else 2) << len(s.depth) - 1))
+        if s.n == 1 and side == 1:
+            raise UsageError(f"--n 1 with --image-size {s.image_size}: the last stage sees one value per "
+                             "channel, which batch norm cannot normalise; raise either")
         model = ResNet(s.depth, s.width, self.classes, s.stem)
         model = initialise(model, s.seed, s.gamma_zero).to(self.device)
         self.layout = torch.channels_last if s.channels_last else torch.contiguous_format
@@ -177,7 +180,7 @@ class Run:
         """What this rank asks of all: a checkpoint when its time has come, a stop on a signal."""
         minutes = self.settings.save_minutes
         due = self.comm.rank == 0 and minutes and time.monotonic() - self.saved > 60 * minutes
-        return ["save"] * bool(due) + ["stop"] * self.asked_to_stop
+        return ["save"] * bool(due) + ["stop"] * self.stop_signal.asked
 
     @contextlib.contextmanager
     def clock(self, what: str):
@@ -187,9 +190,6 @@ class Run:
         self.log.add_seconds(what, time.monotonic() - start)
         if self.timeline:
             self.timeline.span(what, start)
-
-    def _ask_to_stop(self, number, frame) -> None:
-        self.asked_to_stop = True
 
     def trace_line(self, moment: Moment, sums: dict[str, float]) -> dict:
         """One step for `oracle diff`: numbers in hex, SHA-256 over tensors in the model's order."""
@@ -230,6 +230,11 @@ class Run:
             self.save()
 
     def save(self) -> None:
+        """A checkpoint, of finite numbers only: the last good one is not given up for others."""
+        ends = [torch.stack(torch.aminmax(t)) for t in checkpoint.tensors(self).values()]
+        if not torch.isfinite(torch.stack(ends)).all():
+            raise Diverged(f"after step {self.step} the weights are not finite: lower --base-lr or "
+                           "lengthen --warmup-epochs; the last checkpoint was kept")
         checkpoint.save(self)
         self.saved = time.monotonic()
 
@@ -240,5 +245,10 @@ class Run:
         return STOPPED
 
     def finish(self) -> int:
-        self.log.close()
+        if self.scale.skipped and not self.scale.accepted:
+            raise Diverged(f"all {self.scale.skipped} steps were skipped for an overflow in 16 bits, "
+                           "nothing was learned: lower --loss-scale, or 0 for automatic")
+        nothing = self.first_step >= self.schedule.total_steps
+        self.log.close(f"nothing to do: {self.log.folder} has already made its "
+                       f"{self.first_step} steps" if nothing else "")
         return 0

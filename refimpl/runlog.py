@@ -16,6 +16,9 @@ import torch
 from tqdm import tqdm
 
 from refimpl import __version__, config, plot
+from refimpl.checkpoint import run_name
+from refimpl.errors import UsageError
+from refimpl.ranks import writable
 
 
 class RunLog:
@@ -27,9 +30,13 @@ class RunLog:
         self.lines, self.replaced, self.steps, self.samples = 0, 0, 0, 0
         self.sums = {"loss": 0.0, "correct": 0.0}
         vars(self).update(resumed["log"] if resumed else {})
-        self.trace = open(run.settings.trace, "w") if self.first and run.settings.trace else None
+        self.trace = self._trace(run.settings.trace) if self.first and run.settings.trace else None
         if self.first:
-            self._go_on(resumed) if resumed else self._start()
+            try:
+                self._go_on(resumed) if resumed else self._start()
+            except OSError as error:
+                raise UsageError(f"--out {run.settings.out}: {error.strerror} ({error.filename}); give "
+                                 "a folder that can be made and written") from None
             print(self._greeting(), flush=True)
         self.bar = tqdm(total=run.schedule.total_steps, initial=run.step, unit="step", leave=False,
                         disable=not self.first, mininterval=0.5, dynamic_ncols=True)
@@ -41,33 +48,43 @@ class RunLog:
 
     def _start(self) -> None:
         """A new folder; two runs in one second get two."""
-        s = self.run.settings
-        name = s.name or pathlib.Path(s.recipe).stem
-        stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        stamp = f"{run_name(self.run.settings)}-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in itertools.count():
-            self.folder = pathlib.Path(s.out) / (stamp + (f"-{number}" if number else ""))
+            self.folder = pathlib.Path(self.run.settings.out) / (
+                stamp + (f"-{number}" if number else ""))
             try:
                 self.folder.mkdir(parents=True)
                 break
             except FileExistsError:
-                continue
-        self._write(self._header())
+                if not self.folder.is_dir():
+                    raise
+        self._write(self._header("start"))
 
     def _go_on(self, resumed: dict) -> None:
-        """The resumed run's folder; its log is cut to what the checkpoint knew."""
+        """The resumed run's folder; its log is cut to what the checkpoint knew, and says so."""
         self.folder = pathlib.Path(resumed["folder"])
         log = self.folder / "log.jsonl"
-        kept = log.read_text().splitlines(keepends=True)[:self.lines]
+        kept = log.read_text().splitlines(keepends=True)[:self.lines] if log.exists() else []
         log.write_text("".join(kept))
-        note = f" ({resumed['note']})" if resumed["note"] else ""
-        print(f"resumed {self.folder} at step {self.run.step}{note}")
+        self._write(self._header("resume"))
+        print(f"resumed {self.folder} at step {self.run.step}{resumed['note']}")
 
-    def _header(self) -> dict:
+    def _trace(self, path: str):
+        """The trace file; of an older one the steps before this run's first are kept."""
+        try:
+            kept = [line for line in open(path) if json.loads(line)["step"] < self.run.step]
+        except (OSError, ValueError, KeyError, TypeError):
+            kept = []
+        file = writable(path, "--trace")
+        file.write("".join(kept).encode())
+        return file
+
+    def _header(self, event: str) -> dict:
         from mpi4py import MPI
         run = self.run
         grid = getattr(run.allreduce.place, "rows", None)
         return {
-            "event": "start", "command": config.command(run.settings),
+            "event": event, "step": run.step, "command": config.command(run.settings),
             "settings": dataclasses.asdict(run.settings),
             "images": len(run.train_images), "classes": list(run.train_images.classes),
             "total_steps": run.schedule.total_steps,
@@ -81,7 +98,7 @@ class RunLog:
                 "device": str(run.device), "host": platform.node()}}
 
     def _greeting(self) -> str:
-        run, m = self.run, self._header()["machine"]
+        run, m = self.run, self._header("")["machine"]
         parameters = sum(p.numel() for p in run.model.parameters())
         return (f"{config.command(run.settings)}\n"
                 f"{len(run.train_images)} training and {len(run.val_images)} validation images, "
@@ -96,14 +113,16 @@ class RunLog:
         self.clocks[what] = self.clocks.get(what, 0.0) + seconds
 
     def record(self, moment, sums: dict[str, float]) -> None:
-        """One step: its sums join the epoch's means."""
-        for name in self.sums:
-            self.sums[name] += sums[name]
-        self.steps, self.samples = self.steps + 1, self.samples + moment.kn
+        """One step: its sums join the epoch's means, unless it was skipped for an overflow."""
+        self.samples += moment.kn
+        if not sums["overflow"]:
+            self.steps += 1
+            for name in self.sums:
+                self.sums[name] += sums[name]
         self.bar.set_postfix_str(f"epoch {moment.epoch:.1f} loss {sums['loss']:.3f}", refresh=False)
         self.bar.update()
         if self.trace:
-            self.trace.write(json.dumps(self.run.trace_line(moment, sums)) + "\n")
+            self.trace.write(json.dumps(self.run.trace_line(moment, sums)).encode() + b"\n")
             self.trace.flush()
 
     def epoch(self, moment, result) -> None:
@@ -112,9 +131,9 @@ class RunLog:
         training = max(1e-9, seconds - self.clocks.get("validation", 0.0))
         line = {"event": "epoch", "epoch": moment.epoch_index + 1, "step": moment.step + 1,
                 "kn": moment.kn, "workers": moment.workers, "lr": moment.lr,
-                "momentum": moment.momentum, "loss": self.sums["loss"] / self.steps,
-                "top1": self.sums["correct"] / self.steps, "loss_scale": self.run.scale.value,
-                "replaced": self.replaced}
+                "momentum": moment.momentum, "loss": self.sums["loss"] / max(1, self.steps),
+                "top1": self.sums["correct"] / max(1, self.steps), "loss_scale": self.run.scale.value,
+                "skipped": self.run.scale.skipped, "replaced": self.replaced}
         if result:
             line |= {"val_top1": result.top1, "val_correct": result.correct,
                      "val_total": result.total, "val_loss": result.loss}

@@ -26,7 +26,6 @@ class Moment:
     n: int
     kn: int
     lr: float
-    lr_previous: float  # of the step before (of this step at step 0): Goyal eq. (10), remark 2
     momentum: float
 
     @property
@@ -136,7 +135,7 @@ class Schedule:
         stage, epoch, within = self._place(step)
         return Moment(step, epoch + within / stage.steps_per_epoch, epoch, within,
                       stage.steps_per_epoch, within * stage.kn, stage.workers, stage.n, stage.kn,
-                      self.lr(step), self.lr(max(step - 1, 0)), stage.momentum)
+                      self.lr(step), stage.momentum)
 
     def first_step(self, epoch: int) -> int:
         """The step an epoch starts with."""

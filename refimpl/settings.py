@@ -30,9 +30,9 @@ class Band:
         return f"{self.until_epoch}:{self.workers}x{self.n}" + "".join(extra)
 
 
-def _is(default, group: str, text: str, *choices: str, least: float | None = None):
+def _is(default, group: str, text: str, *choices: str, least: float | None = None, below=MOST):
     return field(default=default, metadata={"group": group, "help": text, "choices": choices,
-                                            "least": least})
+                                            "least": least, "below": below})
 
 
 RUN, BATCH, RATE = "the run", "minibatch", "learning rate (Goyal 2.1, 2.2, 5.1)"
@@ -75,7 +75,7 @@ class Settings:
     end_lr: float = _is(0.0, RATE, "where polynomial decay ends", least=0)
 
     optimizer: str = _is("sgd", STEP, "update rule", "sgd", "lars_nnl", "lars_tf")
-    momentum: float = _is(0.9, STEP, "m", least=0)
+    momentum: float = _is(0.9, STEP, "m", least=0, below=1)
     momentum_form: str = _is("eq9", STEP, "rate outside (eq9) or inside (eq10) the momentum",
                              "eq9", "eq10")
     momentum_correction: bool = _is(True, STEP, "eq10: scale v when the rate changes (remark 2)")
@@ -86,19 +86,20 @@ class Settings:
     decay_bias: bool = _is(True, STEP, "decay the bias of the last layer too")
     lars_coefficient: float = _is(0.001, STEP, "trust coefficient of LARS", least=0)
     lars_eps: float = _is(1e-6, STEP, "epsilon of LARS", least=0)
-    label_smoothing: float = _is(0.0, STEP, "epsilon: target 1 - e + e/classes", least=0)
+    label_smoothing: float = _is(0.0, STEP, "epsilon: target 1 - e + e/classes", least=0, below=1)
 
     depth: tuple[int, ...] = _is((3, 4, 6, 3), NET, "bottleneck blocks per stage")
-    width: int = _is(64, NET, "channels of the stem", least=1)
+    width: int = _is(64, NET, "channels of the stem", least=1, below=4097)
     stem: str = _is("imagenet", NET, "7x7 stride 2 and pooling, or 3x3 stride 2",
                     "imagenet", "small")
     gamma_zero: bool = _is(True, NET, "gamma 0 in the last batch norm of a block (Goyal 5.1)")
     batch_norm: str = _is("running", NET, "statistics of evaluation: running average, last "
                           "minibatch, or recomputed before it", "running", "last", "recomputed")
 
-    image_size: int = _is(224, DATA, "side of a training crop and of the validation crop", least=1)
-    val_short_side: int = _is(256, DATA, "shorter side before the validation crop", least=1)
-    classes: int = _is(0, DATA, "0: as many as the data has", least=0)
+    image_size: int = _is(224, DATA, "side of a training crop and of the validation crop", least=1,
+                          below=4097)
+    val_short_side: int = _is(256, DATA, "shorter side before the validation crop", least=1, below=8193)
+    classes: int = _is(0, DATA, "0: as many as the data has", least=0, below=1 << 24)
     color_jitter: float = _is(0.0, DATA, "brightness, contrast, saturation (0: none)", least=0)
     lighting: float = _is(0.0, DATA, "standard deviation of PCA lighting (0: none)", least=0)
     bad_images: str = _is("stop", DATA, "what a broken image does", "stop", "replace")
@@ -119,8 +120,8 @@ class Settings:
     overlap: str = _is("auto", SUM, "allreduce while backward runs", "auto", "on", "off")
 
     device: str = _is("auto", SPEED, "where tensors live", "auto", "cpu", "cuda")
-    threads: int = _is(0, SPEED, "threads per rank (0: cores of the node / its ranks)", least=0)
-    loaders: int = _is(-1, SPEED, "loader processes per rank (0: none, -1: by cores)", least=-1)
+    threads: int = _is(0, SPEED, "threads per rank (0: cores of the node / its ranks)", least=0, below=1025)
+    loaders: int = _is(-1, SPEED, "loader processes per rank (0: none, -1: by cores)", least=-1, below=257)
     channels_last: bool = _is(False, SPEED, "NHWC memory layout")
 
     trace: str = _is("", CHECKS, "file: a JSON line per step with digests of sums and weights")
@@ -156,9 +157,9 @@ def convert(name: str, given):
     if rules["choices"] and value not in rules["choices"]:
         raise UsageError(f"{option(name)} {_short(given)}{nearest(value, rules['choices'])}; "
                          f"choose one of {', '.join(rules['choices'])}")
-    least = rules["least"]
-    if least is not None and not least <= value < MOST:
-        raise UsageError(f"{option(name)} {value}: at least {least} and below {MOST}")
+    least, below = rules["least"], rules["below"]
+    if least is not None and not least <= value < below:
+        raise UsageError(f"{option(name)} {value}: at least {least} and below {below}")
     return value
 
 

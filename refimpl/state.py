@@ -11,19 +11,22 @@ import numpy as np
 import torch
 
 from refimpl.gradients import QUANTUM
+from refimpl.ranks import everywhere, writable
 
 
 class State:
     """Stands around `reduce` for one step and writes the file after it."""
 
     def __init__(self, run, path: str) -> None:
-        self.run, self.path, self.inner = run, path, run.reduce
+        self.run, self.inner = run, run.reduce
+        self.file = everywhere(run.comm, lambda: writable(path, "--state") if run.comm.rank == 0
+                               else None)
         self.images, self.labels = [], []
         run.reduce = self.reduce
 
     def reduce(self, scale: float) -> dict[str, float]:
         gradients = self.run.gradients
-        unit = QUANTUM if gradients.exact else 1 / scale
+        unit = (QUANTUM if gradients.exact else 1.0) / scale
         self.local = (gradients.summed[:gradients.values].double() * unit).float().cpu()
         self.before = self._weights()
         return self.inner(scale)
@@ -41,7 +44,7 @@ class State:
                 [shape.numel() for shape in shapes[::-1]], dim=1)[::-1]
             size = run.settings.image_size
             np.savez(
-                self.path, images=images.reshape(-1, 3, size, size), labels=labels,
+                self.file, images=images.reshape(-1, 3, size, size), labels=labels,
                 loss=sums["loss"], lr=moment.lr, momentum=moment.momentum, kn=moment.kn, n=moment.n,
                 ranks=run.comm.size, batch_norm=1,
                 **{f"gradient_local/{name}": piece.reshape(-1, *shape).numpy()
@@ -50,6 +53,7 @@ class State:
                    for name, w in run.model.named_parameters()},
                 **{f"weights_before/{name}": w for name, w in self.before.items()},
                 **{f"weights_after/{name}": w for name, w in self._weights().items()})
+            self.file.close()
         run.reduce, run.state = self.inner, None
 
     def _weights(self) -> dict[str, np.ndarray]:

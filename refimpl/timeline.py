@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from refimpl.collective import exchange
-from refimpl.ranks import gather_text
+from refimpl.ranks import everywhere, gather_text, writable
 
 STEPS = 20  # more would not fit a screen, nor a browser's memory at many ranks
 
@@ -16,7 +16,8 @@ class Timeline:
     """Spans of this rank: the run's clocks, and the messages of `collective.exchange`."""
 
     def __init__(self, comm, path: str) -> None:
-        self.comm, self.path = comm, path
+        self.comm = comm
+        self.file = everywhere(comm, lambda: writable(path, "--timeline") if comm.rank == 0 else None)
         self.spans, self.messages = ([], []), ([], [])  # of the main thread, of the allreduce's
         comm.Barrier()
         self.zero, self.on = time.monotonic(), True  # hosts' clocks differ: all count from here
@@ -49,5 +50,6 @@ class Timeline:
         texts = gather_text(self.comm, json.dumps(events))
         if self.comm.rank == 0:
             everything = [event for text in texts for event in json.loads(text)]
-            with open(self.path, "w") as file:
-                json.dump({"traceEvents": everything, "displayTimeUnit": "ms"}, file)
+            text = json.dumps({"traceEvents": everything, "displayTimeUnit": "ms"})
+            self.file.write(text.encode())
+            self.file.close()

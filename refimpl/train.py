@@ -9,19 +9,21 @@
 """
 import os
 import sys
+import threading
 import traceback
 
 from refimpl import config, launch
 from refimpl.collective.guard import Watchdog
-from refimpl.errors import Diverged, UsageError
+from refimpl.errors import BadImage, Diverged, UsageError
+from refimpl.ranks import StopSignal, everywhere
 from refimpl.schedule import Moment
 
 
-def train(settings: config.Settings, comm) -> int:
+def train(settings: config.Settings, comm, stop: StopSignal) -> int:
     """One whole run on the ranks of `comm`; returns the exit code."""
     from refimpl.run import Run
     with Watchdog(settings.timeout):  # a rank that waits too long says for whom, and ends the job
-        run = Run(settings, comm)
+        run = Run(settings, comm, stop)
         for step in range(run.first_step, run.schedule.total_steps):
             moment = run.schedule.at(step)
             sums = train_step(run, moment)
@@ -50,39 +52,64 @@ def train_step(run, moment: Moment) -> dict[str, float]:
         sums = run.reduce(scale.value)
     if scale.accept(sums, moment):  # the same decision on every rank, before any weight changes
         with run.clock("update"):
-            run.optimizer.step(moment.lr, moment.momentum, moment.lr_previous)
+            run.optimizer.step(moment.lr, moment.momentum)
         gradients.apply_statistics()
     return sums
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, then train. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped on request."""
-    talks = launch.rank_hint(os.environ) in (0, None)
+    stop, problem = StopSignal(), None
+    stop.listen()
+    sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
     try:
         settings, flags = config.parse(sys.argv[1:] if argv is None else argv)
         if flags.list_recipes or flags.dry_run:
-            if talks:
+            if launch.rank_hint(os.environ) in (0, None):
                 print(launch.describe(settings, flags))
             return 0
     except UsageError as error:
-        if talks:
-            print(f"refimpl.train: {error}", file=sys.stderr)
+        problem = error
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        print(f"refimpl.train: {problem or error}", file=sys.stderr)
         return 2
-    from mpi4py import MPI
+    stop.listen()
     comm = MPI.COMM_WORLD
     try:
         launch.refuse_split_world(comm)
-        return train(settings, comm)
-    except (UsageError, Diverged) as error:  # raised alike on all ranks
-        if comm.rank == 0:
-            print(f"refimpl.train: {error}", file=sys.stderr, flush=True)
-        comm.Barrier()  # the message is out before a launcher sees an exit code
-        return 2 if isinstance(error, UsageError) else 1
-    except BaseException:  # this rank alone: without an abort the others would wait for ever
-        print(f"refimpl.train: rank {comm.rank} of {comm.size} failed:\n{traceback.format_exc()}",
-              file=sys.stderr, flush=True)
+        everywhere(comm, lambda: refuse(problem))
+        return train(settings, comm, stop)
+    except (UsageError, Diverged) as error:
+        return leave(comm, error)
+    except BaseException as error:  # this rank alone: without an abort the others would wait for ever
+        told = str(error) if isinstance(error, BadImage) else traceback.format_exc()
+        print(f"refimpl.train: rank {comm.rank} of {comm.size} failed:\n{told}", file=sys.stderr,
+              flush=True)
         comm.Abort(1)
         raise
+
+
+def refuse(problem: UsageError | None) -> None:
+    if problem:
+        raise problem
+
+
+def leave(comm, error: Exception) -> int:
+    """An error that all ranks raise alike is told once. Where one rank came here alone after all,
+    it tells, and ends the job instead of waiting for ever."""
+    def alone():
+        print(f"refimpl.train: rank {comm.rank} alone: {error}", file=sys.stderr, flush=True)
+        comm.Abort(2)
+    patience = threading.Timer(20, alone)
+    patience.daemon = True
+    patience.start()
+    if comm.rank == 0:
+        print(f"refimpl.train: {error}", file=sys.stderr, flush=True)
+    comm.Barrier()  # the message is out before a launcher sees an exit code
+    patience.cancel()
+    return 2 if isinstance(error, UsageError) else 1
 
 
 if __name__ == "__main__":

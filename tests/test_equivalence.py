@@ -93,7 +93,7 @@ def twin(settings, schedule, workers: int, fold) -> tuple[ResNet, Optimizer]:
             p.grad = g.view_as(p)
         for b, old, u in zip(buffers, before, update.split([b.numel() for b in buffers])):
             b.copy_(old + u.view_as(b))
-        optimizer.step(m.lr, m.momentum, m.lr_previous)
+        optimizer.step(m.lr, m.momentum)
     return model, optimizer
 
 

@@ -18,12 +18,11 @@ def scalar(w: float = 0.0) -> nn.Module:
 def run(rates, start=0.0, gradient=1.0, **rule) -> list[float]:
     model = scalar(start)
     optimizer = Optimizer(model, weight_decay=0.0, **rule)
-    weights, previous = [], 0.0
+    weights = []
     for lr in rates:
         model.weight.grad = torch.full_like(model.weight, gradient)
-        optimizer.step(lr, 0.9, previous)
+        optimizer.step(lr, 0.9)
         weights.append(model.weight.item())
-        previous = lr
     return weights
 
 
@@ -56,7 +55,7 @@ def test_eq9_is_torch_sgd(nesterov):
             q.grad = p.grad.clone()
         reference.param_groups[0]["lr"] = lr
         reference.step()
-        optimizer.step(lr, 0.9, 0.1)
+        optimizer.step(lr, 0.9)
     for p, q in zip(ours.parameters(), theirs.parameters()):
         assert torch.equal(p, q)
 
@@ -69,6 +68,12 @@ def test_nesterov_in_the_absorbed_form_with_correction_is_eq9():
         run(rates, form="eq9", nesterov=True), abs=1e-3)
 
 
+def test_correction_is_from_the_last_rate_that_was_used():
+    """A step skipped for an overflow changes nothing; the next one corrects over both changes."""
+    skipping = [0.1, 0.4]  # the 0.2 between them was skipped
+    assert run(skipping, form="eq10") == pytest.approx(run(skipping, form="eq9"), abs=1e-12)
+
+
 @pytest.mark.parametrize("rule", ["lars_nnl", "lars_tf"])
 def test_lars_step_by_hand(rule):
     # |w| = 5, |g| = 1: local = 0.001 * 5 / (1 + 1e-4 * 5) = 0.005 / 1.0005, and g + 1e-4 w is
@@ -77,7 +82,7 @@ def test_lars_step_by_hand(rule):
     model.weight.data = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     model.weight.grad = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
     optimizer = Optimizer(model, rule=rule, weight_decay=1e-4, coefficient=0.001, eps=0.0)
-    optimizer.step(1.0, 0.0, 0.0)
+    optimizer.step(1.0, 0.0)
     assert model.weight.tolist()[0] == pytest.approx([3 - 0.003, 4 - 0.004], abs=1e-15)
 
 
@@ -137,5 +142,5 @@ def test_remark_3_loss_over_kn_with_sum_is_loss_over_n_with_mean_and_cancelling_
     assert right == 8.25 and cancelled == 10 - 0.125 * 11
     model = scalar(10.0)
     model.weight.grad = torch.full_like(model.weight, over_kn)
-    Optimizer(model, weight_decay=0.1).step(0.5, 0.9, 0.0)
+    Optimizer(model, weight_decay=0.1).step(0.5, 0.9)
     assert model.weight.item() == right

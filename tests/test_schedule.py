@@ -87,7 +87,7 @@ def test_bands_change_minibatch_and_steps_and_the_rate_follows_the_rule():
     assert (a.kn, a.steps_per_epoch, a.until_step) == (8192, 156, 780)
     assert (b.kn, b.steps_per_epoch, b.until_step) == (16384, 78, 780 + 85 * 78)
     assert s.at(779).lr == near(3.2 - 3.1 / 780) and s.at(780).lr == near(6.4)
-    assert (s.at(780).lr_previous, s.at(780).workers, s.at(780).position) == (s.at(779).lr, 512, 0)
+    assert (s.at(780).workers, s.at(780).position) == (512, 0)
     assert s.at(780 + 25 * 78).lr == near(0.64)  # epoch 30
     fixed = schedule("--recipe", "goyal_8k", "--bands", "5:256x32:lr=3.2 90:512x32:lr=3.2")
     assert fixed.at(780).lr == near(3.2)
@@ -124,16 +124,16 @@ def test_a_bands_own_momentum_counts():
     assert [g.momentum for g in plain(8, 32, "--bands", "5:8x32:m=0.8 90:8x32").stages] == [0.8, 0.9]
 
 
-def test_every_step_knows_its_place_and_the_rate_before_it():
+def test_every_step_knows_its_place():
     s = schedule("--bands", "2:12x4 4:6x16 7:12x3", "--epochs", "7", "--warmup-epochs", "3",
                  "--decay-epochs", "4,6", images=1000)
     assert s.total_steps == 2 * 20 + 2 * 10 + 3 * 27
-    epoch, position, before = 0, 0, s.at(0).lr
+    epoch = position = 0
     for step in range(s.total_steps):
         m = s.at(step)
-        assert (m.step, m.epoch_index, m.position, m.lr_previous) == (step, epoch, position, before)
+        assert (m.step, m.epoch_index, m.position) == (step, epoch, position)
         assert m.position + m.kn <= 1000 and int(m.epoch) == epoch
-        position, before = position + m.kn, m.lr
+        position += m.kn
         if m.last_of_epoch:
             assert 1000 - position < m.kn  # only an incomplete minibatch is dropped
             epoch, position = epoch + 1, 0

@@ -62,7 +62,14 @@ BAD = [
     (("--workers", "1"), "2 ranks for 1 workers"),
     (("--base-lr", "quick"), "expected a number"),
     (("--sum", "exact", "--wire", "float16"), "cannot go with"),
-    (("--resume", "auto"), "start without it")]
+    (("--resume", "nowhere.pt"), "nowhere.pt is not there"),
+    (("--trace", "/no/such/folder/t"), "folder that exists"),
+    (("--out", "/proc/nothing"), "can be made"),
+    (("--name", "../escape"), "names a folder"),
+    (("--loss-scale", "3"), "a power of two"),
+    (("--classes", "2"), "has 3"),
+    (("--threads", "100000"), "below 1025"),
+    (("--depth", "1,1,1,1", "--n", "1", "--image-size", "8"), "batch norm")]
 
 
 @pytest.mark.parametrize("wrong,told", BAD, ids=[bad[0][0] for bad in BAD])
@@ -71,7 +78,7 @@ def test_bad_input_is_one_line_with_the_cure_and_code_2_on_every_rank(wrong, tol
         job = mpirun(mpi, 2, *small(data, tmp_path, *wrong))
         ours = [line for line in job.stderr.splitlines() if line.startswith("refimpl.train:")]
         assert job.returncode == 2 and len(ours) == 1 and told in ours[0], job.stderr
-        assert "Traceback" not in job.stderr
+        assert "Traceback" not in job.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_class_in_val_that_train_lacks_is_refused(tmp_path):
@@ -103,6 +110,40 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback(mpi, data, tmp
     assert "rank 2 of 3 failed" in job.stderr and "planted on one rank" in job.stderr
 
 
+def test_bad_input_on_one_rank_alone_ends_the_job(data, tmp_path):
+    """A recipe file that is missing on one host, say."""
+    code = ("import os, sys; from refimpl.train import main; rank = int(os.environ.get('PMI_RANK') or "
+            "os.environ['OMPI_COMM_WORLD_RANK'])\n"
+            "sys.exit(main(sys.argv[1:] + ['--recipe', '/no/such.toml'] * (rank == 1)))")
+    for mpi in MPIS:
+        job = mpirun(mpi, 2, "-c", code, *small(data, tmp_path)[2:])
+        assert job.returncode == 2 and "rank 1: no recipe '/no/such.toml'" in job.stderr, job.stderr
+
+
+def test_a_run_that_skips_every_step_is_no_success(data, tmp_path):
+    job = mpirun(MPIS[0], 2, *small(data, tmp_path, "--precision", "fp16", "--loss-scale", str(2**30),
+                                    "--max-steps", "3"))
+    assert job.returncode == 1 and "nothing was learned" in job.stderr, job.stderr
+
+
+def test_resume_auto_starts_a_first_run_and_never_goes_on_with_anothers(data, tmp_path):
+    run = small(data, tmp_path, "--resume", "auto", "--max-steps", "2")
+    for name in ("cut-other", "cut", "cut"):
+        job = mpirun(MPIS[0], 1, *run, "--name", name)
+        assert job.returncode == 0, job.stderr
+    assert "nothing to do" in job.stdout and len(list(tmp_path.iterdir())) == 2
+    changed = mpirun(MPIS[0], 1, *run, "--name", "cut", "--label-smoothing", "0.1")
+    assert changed.returncode == 2 and "label_smoothing 0.0" in changed.stderr
+
+
+def test_a_trace_keeps_the_steps_before_a_resume(data, tmp_path):
+    run = small(data, tmp_path, "--resume", "auto", "--trace", str(tmp_path / "t"))
+    assert mpirun(MPIS[0], 1, *run, "--max-steps", "3").returncode == 0
+    assert mpirun(MPIS[0], 1, *run, "--max-steps", "7").returncode == 0
+    steps = [json.loads(line)["step"] for line in (tmp_path / "t").read_text().splitlines()]
+    assert steps == list(range(7))
+
+
 def test_a_loss_that_is_not_finite_stops_all_ranks_with_code_1(data, tmp_path):
     job = mpirun(MPIS[0], 2, *small(data, tmp_path, "--base-lr", "1e9", "--warmup", "none"))
     assert job.returncode == 1 and "lower --base-lr" in job.stderr
@@ -115,8 +156,8 @@ def weights(folder) -> dict:
 
 def comparable(folder) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in line.items() if k != "times"} for line in lines[1:]]
-    return kept
+    return [{k: v for k, v in line.items() if k != "times"} for line in lines
+            if line["event"] == "epoch"]
 
 
 CUT = """

@@ -55,7 +55,7 @@ class Ours:
         self.scale = LossScale(1.0, comm.size, False)
         self.loss = nn.CrossEntropyLoss(reduction="sum")
         kn = len(images) * comm.size
-        self.moment = Moment(0, 0.0, 0, 0, 1, 0, comm.size, len(images), kn, LR, LR, MOMENTUM)
+        self.moment = Moment(0, 0.0, 0, 0, 1, 0, comm.size, len(images), kn, LR, MOMENTUM)
 
     def workers(self, moment) -> range:
         return range(self.comm.rank, self.comm.rank + 1)
