@@ -109,6 +109,7 @@ def leave(comm, error: Exception) -> int:
         print(f"refimpl.train: {error}", file=sys.stderr, flush=True)
     comm.Barrier()  # the message is out before a launcher sees an exit code
     patience.cancel()
+    patience.join()  # a thread that still runs when the interpreter ends may crash it
     return 2 if isinstance(error, UsageError) else 1
 
 
