@@ -33,3 +33,7 @@ def photos(root, train=6, val=2, classes=("cat", "dog"), **size):
     return tree(root, {f"{split}/{c}/{i}.jpg": encoded(picture(number=7 * k + i, **size))
                        for split, n in (("train", train), ("val", val))
                        for k, c in enumerate(classes) for i in range(n)})
+
+
+def names(index):
+    return [index.name(i) for i in range(len(index))]

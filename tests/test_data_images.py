@@ -22,7 +22,8 @@ def forms():
     palette = plain.quantize(256)
     return {
         "jpeg": (encoded(plain), plain), "progressive": (encoded(plain, progressive=True), plain),
-        "png": (encoded(plain, "PNG"), plain), "webp": (encoded(plain, "WEBP", lossless=True), plain),
+        "png": (encoded(plain, "PNG"), plain),
+        "webp": (encoded(plain, "WEBP", lossless=True), plain),
         "bmp": (encoded(plain, "BMP"), plain), "cmyk": (encoded(plain.convert("CMYK")), plain),
         "grey": (encoded(plain.convert("L")), plain.convert("L").convert("RGB")),
         "alpha": (encoded(clear, "PNG"), plain),
@@ -121,7 +122,8 @@ def test_the_validation_view_is_the_centre():
     assert centre(40, 30, 20) == (10, 5)
 
 
-@pytest.mark.parametrize("size, to", [((300, 200), (60, 50)), ((50, 40), (96, 96)), ((97, 61), (64, 64))])
+@pytest.mark.parametrize("size, to", [((300, 200), (60, 50)), ((50, 40), (96, 96)),
+                                      ((97, 61), (64, 64))])
 def test_scaling_is_within_one_level_of_pillows(size, to):
     noise = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
     ours = images._resize(Image.fromarray(noise), *to).astype(int)

@@ -11,7 +11,7 @@ from refimpl.data import zips
 from refimpl.data.index import open_index
 from refimpl.data.order import epoch_order, minibatch, share, steps
 from refimpl.errors import UsageError
-from tests.data_files import photos, tree
+from tests.data_files import names, photos, tree
 
 X = b"not looked at by the index"
 GOOD = {"train/cat/1.jpg": X, "train/dog/2.PNG": X + X, "val/cat/3.jpeg": X, "val/dog/4.jpg": X}
@@ -30,12 +30,12 @@ def test_a_tree_and_its_zip_have_the_same_index(tmp_path):
     b = open_index(zipped(tmp_path / "x.zip", files), "train")
     c = open_index(zipped(tmp_path / "y.zip", {f"top/{n}": d for n, d in files.items()}), "train")
     assert a.classes == b.classes == c.classes == ("a", "a b", "cat", "dog")
-    assert list(a.names) == list(b.names) == list(c.names)
+    assert names(a) == names(b) == names(c)
     assert a.digest == b.digest == c.digest
     for index in (a, b, c, pickle.loads(pickle.dumps(b))):
         assert [index.read(i) for i in range(len(index))] == [
-            files[f"train/{name}"] for name in index.names]
-        assert [index.classes[k] for k in index.labels] == [n.split("/")[0] for n in index.names]
+            files[f"train/{name}"] for name in names(index)]
+        assert [index.classes[k] for k in index.labels] == [n.split("/")[0] for n in names(index)]
 
 
 def test_the_digest_sees_a_name_a_size_and_a_class(tmp_path):
@@ -64,7 +64,7 @@ def test_links_are_followed_to_class_folders_and_never_in_circles(tmp_path):
     os.symlink(root / "nowhere", root / "train" / "cat" / "gone.jpg")
     os.mkfifo(root / "train" / "cat" / "pipe.jpg")
     index = open_index(root, "train")
-    assert list(index.names) == ["cat/1.jpg", "cat/gone.jpg", "cow/5.jpg", "dog/2.PNG"]
+    assert names(index) == ["cat/1.jpg", "cat/gone.jpg", "cow/5.jpg", "dog/2.PNG"]
     assert any("dangling" in note for note in index.notes)
     with pytest.raises(OSError):
         index.read(1)
@@ -133,8 +133,9 @@ def test_a_compressed_cut_or_doubled_zip_is_refused(tmp_path):
         (tmp_path / "c.zip").write_bytes(whole[:cut])
         with pytest.raises(UsageError, match="no zip, or was cut off"):
             open_index(tmp_path / "c.zip", "train")
-    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(tmp_path / "b.zip", "a") as f:
-        f.writestr("train/cat/1.jpg", X)
+    with pytest.warns(UserWarning, match="Duplicate"):
+        with zipfile.ZipFile(tmp_path / "b.zip", "a") as file:
+            file.writestr("train/cat/1.jpg", X)
     with pytest.raises(UsageError, match="cat/1.jpg is in .* twice"):
         open_index(tmp_path / "b.zip", "train")
     with pytest.raises(UsageError, match="no such data"):
@@ -155,7 +156,7 @@ def test_a_kept_index_is_used_until_the_source_changes(tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         m.setattr("refimpl.data.index.Listing", None)  # a second listing would fail
         again = open_index(root, "train", cache=cache)
-    assert again.digest == first.digest and list(again.names) == list(first.names)
+    assert again.digest == first.digest and names(again) == names(first)
     assert again.read(3) == first.read(3) and again.classes == first.classes
     tree(root, {"train/dog/more/9.jpg": X})
     assert len(open_index(root, "train", cache=cache)) == len(first) + 1

@@ -46,7 +46,8 @@ def test_batches_do_not_depend_on_ranks_or_loader_processes(tmp_path):
     for a, b in zip(alone, ahead, strict=True):
         assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
         assert b.images.is_shared() and (a.ids == b.ids).all() and b.waited_seconds >= 0
-    assert by_sample(stream(index, plan(12, 2), size=16, seed=6)).keys().isdisjoint(by_sample(alone))
+    other = by_sample(stream(index, plan(12, 2), size=16, seed=6))
+    assert other.keys().isdisjoint(by_sample(alone))
     assert not multiprocessing.active_children()
 
 

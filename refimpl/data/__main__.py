@@ -20,9 +20,9 @@ def _arguments():
     parser = argparse.ArgumentParser(prog="python -m refimpl.data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     pack = commands.add_parser("pack", help="make the stored zip that training reads best")
-    pack.add_argument("source", help="folder with train/ and val/, stored zip, ILSVRC layout, IDX files")
+    pack.add_argument("source", help="folder or stored zip with train/ and val/, ILSVRC, IDX files")
     pack.add_argument("out", metavar="OUT.zip")
-    pack.add_argument("--short-side", type=int, metavar="N", help="shrink to N pixels (default: no)")
+    pack.add_argument("--short-side", type=int, metavar="N", help="shrink to that many pixels")
     pack.add_argument("--quality", type=int, default=90, help="of shrunk JPEGs (default 90)")
     pack.add_argument("--at-most", type=_counts, metavar="TRAIN[,VAL]", help="images of each class")
     pack.add_argument("--truth", metavar="FILE", help="classes of a flat val/")
@@ -51,7 +51,7 @@ def main():
         print(f"refimpl.data: {error}", file=sys.stderr)
         return 2
     except (OSError, RuntimeError) as error:
-        print(f"refimpl.data: {error}; what is done is kept: start it again to go on", file=sys.stderr)
+        print(f"refimpl.data: {error}; start it again to go on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("refimpl.data: stopped; start it again to go on", file=sys.stderr)

@@ -12,15 +12,15 @@ from refimpl.data.index import open_index, read
 from refimpl.data.pool import ordered
 from refimpl.errors import UsageError
 
-FORMAT = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP", ".gif": "GIF",
-          ".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM"}
+FORMAT = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP",
+          ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM"}
 MODES = {"L": "grey", "1": "black and white", "P": "palette", "RGBA": "alpha", "LA": "alpha",
          "PA": "alpha", "I;16": "16-bit", "I;16B": "16-bit", "I": "32-bit grey"}
 TINY, HUGE = 32, 4096  # pixels: shortest side below, longest side above
 
 
 def inspect(place):
-    """(path, bytes, width, height, findings) of one image; a finding that starts with BAD stops a run."""
+    """(path, bytes, width, height, findings) of one image; a finding with BAD stops a run."""
     found, size, (width, height) = [], 0, (0, 0)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -107,7 +107,8 @@ def run(path, processes, as_json, progress):
 
 
 def _text(r):
-    yield f"{r['path']}: {r['checked']} of {r['images']} images checked" + ", STOPPED" * r["stopped"]
+    stopped = ", STOPPED" * r["stopped"]
+    yield f"{r['path']}: {r['checked']} of {r['images']} images checked{stopped}"
     for split, classes in r["splits"].items():
         n = sorted(classes.values())
         yield (f"{split}: {sum(n)} images in {len(n)} classes, {n[0]} to {n[-1]} each, "

@@ -1,6 +1,6 @@
-"""Bytes of one image file -> uint8 pixels [size, size, 3]: one path for training, one for validation.
+"""Bytes of an image file -> uint8 pixels [size, size, 3]: one way to train, one to validate.
 
-    train: crop of 8-100 % of the area, aspect 3/4-4/3 --resize--> size x size, mirrored half the time
+    train: crop of 8-100 % of the area, aspect 3/4-4/3 --resize--> size x size, half mirrored
     val:   short side --resize--> short_side, then the size x size centre
 
 Pillow decodes; torch resizes (bicubic, antialiased, as fb.resnet.torch's scaling), at five times
@@ -21,7 +21,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def draws(seed, epoch, sample):
-    """The generator of one sample's augmentation: of (seed, epoch, sample) alone, never of ranks."""
+    """The generator of one sample's augmentation: of (seed, epoch, sample), never of ranks."""
     return np.random.Generator(np.random.Philox(key=[seed << 32 | epoch, sample]))
 
 
@@ -52,8 +52,8 @@ def rgb(image):
 
 
 def reduced(image, ratio):
-    """Have a JPEG decoded at 1/2, 1/4 or 1/8 (DCT scaling), at least 2 * ratio; return 2, 4, 8 or 1."""
-    ratio *= 2  # nearer than that it was measured to differ by more than the choice of filter does
+    """Have a JPEG decoded at 1/2, 1/4 or 1/8 (DCT scaling); return 2, 4, 8, or 1 for not."""
+    ratio *= 2  # nearer than that it differs by more than the choice of filter does: docs/input.md
     width = image.width
     if image.format in ("JPEG", "MPO") and ratio <= 0.5:
         image.draft(None, (math.ceil(width * ratio), math.ceil(image.height * ratio)))

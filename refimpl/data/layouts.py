@@ -5,9 +5,8 @@ import gzip
 import io
 import os
 import struct
-from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -16,15 +15,14 @@ from refimpl.data.index import Place, open_index, read
 from refimpl.data.listing import SUFFIXES
 from refimpl.errors import UsageError
 
-CURE = ("give --truth: LOC_val_solution.csv, or a text file with one class per line in the order of "
-        "the file names, or ILSVRC2012_validation_ground_truth.txt beside meta.mat")
+CURE = ("give --truth: LOC_val_solution.csv, or a text file with one class per line in the order "
+        "of the file names, or ILSVRC2012_validation_ground_truth.txt beside meta.mat")
 
 
-@dataclass
-class Part:
-    """What goes to train/ or val/: names <class>/<file>, labels, and job(i), which returns bytes."""
+class Part(NamedTuple):
+    """What goes to train/ or val/: names <class>/<file>, labels, and job(i)(), the bytes."""
     folder: str
-    names: Sequence[str]
+    names: list[str]
     labels: np.ndarray
     job: Callable
     digest: str = ""
@@ -41,9 +39,10 @@ def parts_of(source, truth=None):
         for below in ("", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC"):
             root = os.path.join(source, below)
             if os.path.isdir(os.path.join(root, "train")):
-                if flat := _flat(os.path.join(root, "val")):
+                if os.path.isdir(val := os.path.join(root, "val")) and (flat := _flat(val)):
                     train = open_index(root, "train")
-                    return [_part(train, "train"), _labelled(root, source, flat, train.classes, truth)]
+                    return [_part(train, "train"),
+                            _labelled(root, source, flat, train.classes, truth)]
                 source = root
                 break
     train = open_index(source, "train")
@@ -51,20 +50,19 @@ def parts_of(source, truth=None):
 
 
 def _part(index, folder):
-    return Part(folder, index.names, index.labels, lambda i: partial(read, index.place(i)),
-                index.digest, index.notes)
+    return Part(folder, [index.name(i) for i in range(len(index))], index.labels,
+                lambda i: partial(read, index.place(i)), index.digest, index.notes)
 
 
 def _flat(folder):
-    if not os.path.isdir(folder):
-        return []
     return sorted(e.name for e in os.scandir(folder) if e.is_file() and not e.name.startswith(".")
                   and os.fsencode(e.name).lower().endswith(SUFFIXES))
 
 
 def _labelled(root, source, files, classes, truth):
     """A flat validation folder with the class of each file from the ground truth."""
-    csvs = [os.path.join(d, "LOC_val_solution.csv") for d in (root, source, os.path.dirname(source))]
+    csvs = [os.path.join(folder, "LOC_val_solution.csv")
+            for folder in (root, source, os.path.dirname(source))]
     truth = truth or next(filter(os.path.exists, csvs), None)
     if not truth or not os.path.exists(truth):
         raise UsageError(f"{root}/val is flat, and there is no ground truth {truth or ''}; {CURE}")
@@ -82,10 +80,10 @@ def _labelled(root, source, files, classes, truth):
     for name, label in zip(files, labels):
         if label not in classes:
             raise UsageError(f"{truth} gives {name} the class {label}, which train lacks; {CURE}")
-    names, paths = [f"{c}/{n}" for c, n in zip(labels, files)], [f"{root}/val/{n}" for n in files]
-    order = sorted(range(len(files)), key=names.__getitem__)
-    return Part("val", [names[i] for i in order], np.array([classes.index(labels[i]) for i in order]),
-                lambda i: partial(read, Place(paths[order[i]], paths[order[i]])))
+    places = [Place(path, path) for path in (os.path.join(root, "val", name) for name in files)]
+    return Part("val", [f"{label}/{name}" for label, name in zip(labels, files)],
+                np.array([classes.index(label) for label in labels]),
+                lambda i: partial(read, places[i]))
 
 
 def _from_numbers(numbers, truth):
@@ -95,8 +93,8 @@ def _from_numbers(numbers, truth):
         meta = loadmat(os.path.join(os.path.dirname(truth), "meta.mat"), squeeze_me=True)["synsets"]
         names = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in meta}
     except ImportError:
-        raise UsageError(f"{truth} holds class numbers, and reading meta.mat needs scipy (pip install "
-                         f"scipy); or {CURE}") from None
+        raise UsageError(f"{truth} holds class numbers, and reading meta.mat needs scipy: "
+                         f"pip install scipy; or {CURE}") from None
     except (OSError, KeyError, ValueError):
         raise UsageError(f"{truth} holds class numbers, but there is no usable meta.mat beside it; "
                          f"{CURE}") from None
@@ -109,16 +107,15 @@ def _idx(source, found):
     for folder, marks in (("train", ("train",)), ("val", ("t10k", "test"))):
         mine = [path for path in found if any(m in os.path.basename(path) for m in marks)]
         if len(mine) != 1:
-            raise UsageError(f"{source} has {len(mine)} files *{marks[0]}*images*idx3*; one is needed")
+            raise UsageError(f"{source} has {len(mine)} files *{marks[0]}*images*idx3*, not one")
         pixels = _array(mine[0], 3)
         base = os.path.basename(mine[0]).replace("images", "labels").replace("idx3", "idx1")
         labels = _array(os.path.join(source, base), 1).astype(np.int64)
         if len(labels) != len(pixels):
-            raise UsageError(f"{mine[0]} has {len(pixels)} images, its label file {len(labels)} labels")
-        order, wide = np.argsort(labels, kind="stable"), len(str(labels.max(initial=0)))
-        names = [f"{labels[i]:0{wide}}/{i:06}.png" for i in order]
-        parts.append(Part(folder, names, labels[order],
-                          lambda i, p=pixels, o=order: partial(_png, p[o[i]])))
+            raise UsageError(f"{mine[0]} has {len(pixels)} images, {base} {len(labels)} labels")
+        wide = len(str(labels.max(initial=0)))
+        names = [f"{label:0{wide}}/{i:06}.png" for i, label in enumerate(labels)]
+        parts.append(Part(folder, names, labels, lambda i, pixels=pixels: partial(_png, pixels[i])))
     return parts
 
 

@@ -1,9 +1,9 @@
-"""What a folder or a stored zip holds below train/ or val/: names, sizes, offsets; sorted, once each."""
+"""What a folder or a stored zip holds below train/ or val/, whatever else lies there."""
 import os
+import stat
 import zipfile
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from refimpl.errors import UsageError
 
@@ -13,41 +13,47 @@ SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp", b".bmp", b".gif", b".tif", b".
 LOOSE = "files outside any class folder ignored"
 
 
+def stamp(path):
+    """What changes when a zip is written or a folder gains or loses an entry."""
+    status = os.stat(path)
+    return [status.st_mtime_ns, status.st_size]
+
+
 class Listing:
-    """Collects <class>/<file> names; what is no image is skipped and noted once, with the first."""
+    """names <class>/<file> (bytes), rows of (size, header offset or -1, crc), classes, oddities.
+
+    What is no image is skipped and counted in `odd`, with the first of its kind; `stamps` are of
+    everything that must not have changed for a kept index to be good.
+    """
 
     def __init__(self, path, split):
-        self.names, self.rows, self.classes, self.odd = [], array("q"), set(), {}
-        self.stamps = {}  # what must not have changed for a cached index to be good
-        entries = self._tree if os.path.isdir(path) else self._zip
-        for name, *row in entries(path, split):
+        self.names, self.rows, self.classes, self.odd, self.stamps = [], array("q"), set(), {}, {}
+        for name, *row in (self._tree if os.path.isdir(path) else self._zip)(path, split):
             self._add(name, *row)
         if not self.names:
             here = os.path.join(path, self.folder)
-            raise UsageError(f"{here} is flat: images outside class folders have no labels; sort them "
-                             "into <class>/ folders, or let `python -m refimpl.data pack` do that from "
-                             "the ground truth" if LOOSE in self.odd else
-                             f"{here} has no image; it must look like {self.folder}/<class>/*.jpg")
+            raise UsageError(
+                f"{here} is flat: images outside class folders have no labels; sort them into "
+                "<class>/, or let `python -m refimpl.data pack` do that from the ground truth"
+                if LOOSE in self.odd else
+                f"{here} has no image; it must look like {self.folder}/<class>/*.jpg")
 
     def _add(self, name, size, offset=-1, crc=0):
-        parts = name.split(b"/")
+        parts, what = name.split(b"/"), None
         if any(part.startswith(b".") or part == b"__MACOSX" for part in parts):
-            return self._note("hidden entries ignored", name)
-        if len(parts) == 1:
-            return self._note(LOOSE, name)
-        self.classes.add(parts[0])
-        if name.endswith(b"/"):
-            return None
-        if not name.lower().endswith(SUFFIXES):
-            return self._note("files without an image's suffix ignored", name)
-        if size < 0:
-            self._note("dangling links or unreadable entries (bad images)", name)
-        self.names.append(name)
-        self.rows.extend((max(size, 0), offset, crc))
-        return None
-
-    def _note(self, what, name):
-        self.odd.setdefault(what, [0, os.fsdecode(name)])[0] += 1
+            what = "hidden entries ignored"
+        elif len(parts) == 1:
+            what = LOOSE
+        else:
+            self.classes.add(parts[0])
+            if not name.endswith(b"/") and not name.lower().endswith(SUFFIXES):
+                what = "files without an image's suffix ignored"
+            elif not name.endswith(b"/"):
+                what = "dangling links or unreadable entries (bad images)" if size < 0 else None
+                self.names.append(name)
+                self.rows.extend((max(size, 0), offset, crc))
+        if what:
+            self.odd.setdefault(what, [0, os.fsdecode(name)])[0] += 1
 
     def _choose(self, path, split, present):
         found = [f for f in FOLDERS[split] if f in present]
@@ -59,68 +65,59 @@ class Listing:
         return found[0]
 
     def _zip(self, path, split):
-        """(name, size, header offset, crc) of the members, which may stand in one common folder."""
+        """Members below the split's folder, which may stand in one folder common to all."""
         self.stamps[path] = stamp(path)
         try:
             with zipfile.ZipFile(path) as file:
                 members = file.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise UsageError(f"{path} is no zip, or was cut off ({error}); make or copy it again") from None
-        raw = [m.orig_filename.encode("utf-8" if m.flag_bits & 0x800 else "cp437") for m in members]
-        tops = {os.fsdecode(name.split(b"/")[0]) for name in raw if b"/" in name}
-        root = ""
+            raise UsageError(f"{path} is no zip, or was cut off ({error}); make it again") from None
+        names = [m.orig_filename.encode("utf-8" if m.flag_bits & 0x800 else "cp437")
+                 for m in members]
+        tops, root = {os.fsdecode(n.split(b"/")[0]) for n in names if b"/" in n}, ""
         if len(tops) == 1 and not tops & {"train", "val", "validation"}:
             root = tops.pop() + "/"
-            tops = {os.fsdecode(name.split(b"/")[1]) for name in raw if name.count(b"/") > 1}
+            tops = {os.fsdecode(n.split(b"/")[1]) for n in names if n.count(b"/") > 1}
         self.folder = root + self._choose(path, split, tops)
         prefix = os.fsencode(self.folder) + b"/"
-        for name, m in zip(raw, members):
+        for name, m in zip(names, members):
             if name[:1] == b"/" or name[1:2] == b":" or b"\\" in name or b"\0" in name or (
                     b".." in name.split(b"/")):
                 raise UsageError(f"{path} has the hostile member name {name!r}; do not trust it")
             if name.startswith(prefix) and name != prefix:
                 if (m.compress_type or m.flag_bits & 1) and m.file_size:
-                    raise UsageError(f"{path} is compressed or encrypted ({m.filename}); unzip it and "
-                                     "run `python -m refimpl.data pack FOLDER OUT.zip`")
+                    raise UsageError(f"{path} is compressed or encrypted ({m.filename}); unzip it "
+                                     "and run `python -m refimpl.data pack FOLDER OUT.zip`")
                 yield name[len(prefix):], m.file_size, m.header_offset, m.CRC
 
     def _tree(self, path, split):
-        with os.scandir(path) as entries:
-            self.folder = self._choose(path, split, {e.name for e in entries if e.is_dir()})
+        self.folder = self._choose(path, split, {e.name for e in os.scandir(path) if e.is_dir()})
         top = os.path.join(path, self.folder)
-        loose, folders = self._scan(top, "", links=True)
-        yield from loose
-        yield from ((os.fsencode(name) + b"/", 0) for name in folders)
-        visible = [name for name in folders if not name.startswith(".") and name != "__MACOSX"]
+        self.stamps[top] = stamp(top)
+        with os.scandir(top) as entries:
+            folders = {e.name: e.is_dir() for e in entries}
+        yield from ((os.fsencode(name) + b"/" * is_dir, 0) for name, is_dir in folders.items())
+        visible = [os.path.join(top, name) for name, is_dir in folders.items()
+                   if is_dir and not name.startswith(".") and name != "__MACOSX"]
         with ThreadPoolExecutor(16) as pool:  # a network file system answers many at once
-            for files in pool.map(partial(self._below, top), visible):
-                yield from files
+            for files in pool.map(self._files, visible):
+                yield from ((os.fsencode(file[len(top) + 1:]), size) for file, size in files)
 
-    def _below(self, top, name):
-        found, todo = [], [name]
-        while todo:
-            files, folders = self._scan(top, todo.pop(), links=False)
-            found += files
-            todo += folders
+    def _files(self, folder):
+        """(path, size) below a class folder; links to folders in it are not followed."""
+        found = []
+        for here, _, names in os.walk(folder, onerror=_refuse):
+            self.stamps[here] = stamp(here)
+            for path in (os.path.join(here, name) for name in names):
+                try:
+                    status = os.stat(path)
+                except OSError:
+                    found.append((path, -1))
+                else:
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((path, status.st_size))
         return found
 
-    def _scan(self, top, name, links):
-        """Files as (name, size), folders; links to folders count only at the top (no loops)."""
-        place, files, folders = os.path.join(top, name), [], []
-        try:
-            self.stamps[place] = stamp(place)
-            with os.scandir(place) as entries:
-                for e in entries:
-                    rest = os.path.join(name, e.name)
-                    if e.is_dir(follow_symlinks=links):
-                        folders.append(rest)
-                    elif e.is_file() or e.is_symlink() and not os.path.exists(e.path):
-                        files.append((os.fsencode(rest), e.stat().st_size if e.is_file() else -1))
-        except OSError as error:
-            raise UsageError(f"cannot list {place}: {error.strerror}; mend that first") from None
-        return files, folders
 
-
-def stamp(path):
-    status = os.stat(path)
-    return [status.st_mtime_ns, status.st_size]
+def _refuse(error):
+    raise UsageError(f"cannot list {error.filename}: {error.strerror}; mend that first")

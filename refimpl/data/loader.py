@@ -36,7 +36,7 @@ class Batch:
 
 
 class Maker:
-    """Makes a batch of (epoch, ids, places, labels); it needs no index, so loader processes stay small."""
+    """Makes a batch of (epoch, ids, places, labels), without the index: processes stay small."""
 
     def __init__(self, train, size, seed, short_side, replace):
         self.train, self.size, self.seed = train, size, seed
@@ -75,7 +75,7 @@ class Maker:
         return view(partial(read, place), place.name, make)
 
     def _mend(self, i, bad, item, pixels, labels):
-        """Train: the next good image of this minibatch, under the bad one's draws. Val: counts as wrong."""
+        """Train: the minibatch's next good image, under the bad one's draws. Val: it is wrong."""
         epoch, ids, places, _ = item
         if not self.train:
             pixels[i], labels[i] = 0, UNCOUNTED
@@ -141,8 +141,9 @@ def _from_processes(maker, items, processes, ahead):
     try:
         yield from batches
     except (RuntimeError, OSError, EOFError) as error:
-        raise RuntimeError("a loader process died; is memory or /dev/shm too small? Try fewer loader "
-                           f"processes, or 0 ({str(error).strip().splitlines()[-1:]})") from error
+        why = str(error).strip().splitlines()[-1:]
+        raise RuntimeError(f"a loader process died {why}; is memory or /dev/shm too small? Try fewer "
+                           "loader processes, or 0") from error
     finally:
         end()
 

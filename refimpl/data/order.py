@@ -14,10 +14,10 @@ def epoch_order(seed, epoch, size):
 
 
 def steps(size, workers, n, position=0):
-    """How many whole minibatches of workers * n follow `position`; the incomplete last is dropped."""
+    """How many whole minibatches of workers * n follow `position`; the rest is dropped."""
     if size < workers * n:
-        raise UsageError(f"a minibatch of {workers} x {n} = {workers * n} samples is larger than the "
-                         f"data ({size}); use fewer workers or a smaller n")
+        raise UsageError(f"a minibatch of {workers} x {n} = {workers * n} samples is larger than "
+                         f"the data ({size}); use fewer workers or a smaller n")
     return (size - position) // (workers * n)
 
 
@@ -29,12 +29,12 @@ def minibatch(order, position, workers, n, worker):
     """
     start = position + worker * n
     ids = order[start:start + n]
-    assert len(ids) == n and position + workers * n <= len(order), (position, workers, n, len(order))
+    assert position + workers * n <= len(order), (position, workers, n, len(order))
     return ids
 
 
 def share(size, parts, part):
-    """The range of `part`: the first size % parts have one more. Validation counts each image once."""
+    """The range of `part`; the first size % parts have one more. Validation counts each once."""
     small, more = divmod(size, parts)
     start = part * small + min(part, more)
     return range(start, start + small + (part < more))

@@ -28,14 +28,14 @@ def pack(source, out, short_side=None, quality=90, at_most=None, truth=None, pro
     if os.path.exists(out):
         raise UsageError(f"{out} exists already; remove it or give another name")
     if short_side is not None and short_side < 1 or not 1 <= quality <= 100:
-        raise UsageError(f"short side {short_side}, quality {quality}: the first must be 1 or more, the "
-                         "second from 1 to 100")
+        raise UsageError(f"short side {short_side}, quality {quality}: from 1, and from 1 to 100")
     parts = parts_of(source, truth)
     settings = json.dumps({"short_side": short_side, "quality": quality if short_side else None,
                            "at_most": at_most, "parts": [[p.folder, len(p.names), p.digest]
                                                          for p in parts]}).encode()
     kept = [_keep(part, at_most[part.folder == "val"] if at_most else None) for part in parts]
-    jobs = ((_member(part, i, short_side), part.job(i)) for part, ids in zip(parts, kept) for i in ids)
+    jobs = ((_member(part, i, short_side), part.job(i))
+            for part, ids in zip(parts, kept) for i in ids)
     unfinished, notes = f"{out}.part", [note for part in parts for note in part.notes]
     file = zips.Writer(unfinished)
     left, total = _resume(file, settings, jobs), sum(map(len, kept)) + 1
@@ -68,7 +68,7 @@ def _resume(file, settings, jobs):
     if kept is None:
         file.add(SETTINGS, settings)
     elif kept != settings:
-        raise UsageError(f"{file.file.name} was begun with other settings or another source; remove it")
+        raise UsageError(f"{file.file.name} was begun with other settings or data; remove it")
     for name, job in jobs:
         if file.kept(os.fsencode(name)) is None:
             return itertools.chain([(name, job)], jobs)
@@ -79,8 +79,8 @@ def _make(item, short_side, quality):
     name, job = item
     if short_side:
         try:
-            data, heard = images.view(job, name, partial(_shrunk, short_side=short_side, quality=quality))
-            return name, data, heard
+            return name, *images.view(job, name, partial(_shrunk, short_side=short_side,
+                                                         quality=quality))
         except images.BadImage as error:
             return name, job(), [f"kept as it is: {error}"]
     return name, job(), []
@@ -104,7 +104,7 @@ def _verify(path, parts, kept, whole):
     for part, ids in zip(parts, kept):
         index = open_index(path, part.folder)
         if len(index) != len(ids) or (whole and part.digest and index.digest != part.digest):
-            raise RuntimeError(f"{path}: {part.folder} is not what was written; remove it and pack again")
+            raise RuntimeError(f"{path}: {part.folder} is not what was written; remove that file")
         with ThreadPoolExecutor(cores()) as pool:
             for start in range(0, len(index), 1000):
                 list(pool.map(index.read, range(start, min(start + 1000, len(index)))))

@@ -1,4 +1,4 @@
-"""Writes stored zips that a killed run left unfinished can be taken up again, which zipfile cannot."""
+"""Writes stored zips; one left unfinished by a kill is taken up again, which zipfile cannot."""
 import os
 import struct
 import zlib
@@ -9,10 +9,7 @@ END64, LOCATOR64, FULL = b"PK\6\6", b"PK\6\7", 0xFFFFFFFF
 
 
 class Writer:
-    """Writes a stored zip; what a killed one left is taken up again, member by member.
-
-    The unfinished file has whole members and no directory; `finish` adds that.
-    """
+    """The unfinished file is whole members without a directory; `finish` adds that."""
 
     def __init__(self, path):
         self.file = open(path, "r+b" if os.path.exists(path) else "w+b", buffering=1 << 20)
@@ -49,9 +46,9 @@ class Writer:
         for i, name in enumerate(self.names):
             crc, size, offset = self.places[3 * i:3 * i + 3]
             extra = struct.pack("<HHQ", 1, 8, offset) if offset >= FULL else b""
-            file.write(struct.pack("<4s6H3L5H2L", ENTRY, 0x32D, 45, 0x800, 0, 0, 0x21, crc, size, size,
-                                   len(name), len(extra), 0, 0, 0, 0o644 << 16, min(offset, FULL))
-                       + name + extra)
+            file.write(struct.pack(
+                "<4s6H3L5H2L", ENTRY, 0x32D, 45, 0x800, 0, 0, 0x21, crc, size, size, len(name),
+                len(extra), 0, 0, 0, 0o644 << 16, min(offset, FULL)) + name + extra)
         end = file.tell()
         if count >= 0xFFFF or end >= FULL:
             file.write(struct.pack("<4sQ2H2L4Q", END64, 44, 45, 45, 0, 0, count, count, end - start,

@@ -1,4 +1,4 @@
-"""Images per second of the input, stage by stage, against torchvision on the same files in the same run.
+"""Images per second of the input, stage by stage, against torchvision on the same files.
 
 torchvision may need an environment of its own: run this with that environment's python.
 """
@@ -39,10 +39,10 @@ def _ours(index, ids, processes, ready):
 def _torchvision(root, ids, processes):
     from torchvision import datasets, transforms as t
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    data = datasets.ImageFolder(root, t.Compose([t.RandomResizedCrop(SIZE), t.RandomHorizontalFlip(),
-                                                 t.ToTensor(), t.Normalize(mean, std)]))
-    for images, _ in torch.utils.data.DataLoader(data, N, sampler=ids.tolist(), num_workers=processes,
-                                                 drop_last=True):
+    data = datasets.ImageFolder(root, t.Compose([
+        t.RandomResizedCrop(SIZE), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(mean, std)]))
+    for images, _ in torch.utils.data.DataLoader(data, N, sampler=ids.tolist(), drop_last=True,
+                                                 num_workers=processes):
         yield images
 
 
@@ -66,15 +66,15 @@ def _show(name, rates, base=None):
 def main(argv=None):
     """`python -m refimpl.bench input --data TREE [--packed ZIP]`; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m refimpl.bench input", description=__doc__)
-    parser.add_argument("--data", required=True, help="folder (torchvision reads no zip) with train/")
+    parser.add_argument("--data", required=True, help="a folder (torchvision reads no zip)")
     parser.add_argument("--packed", help="a zip packed from it, e.g. with --short-side 256")
     parser.add_argument("--processes", type=int, default=cores())
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=5)
     a = parser.parse_args(argv)
     torch.set_num_threads(1)  # as in the loader processes, whose cores this process shares
-    sources = {name: open_index(path, "train") for name, path in (("", a.data), (" packed", a.packed))
-               if path}
+    sources = {name: open_index(path, "train")
+               for name, path in (("", a.data), (" packed", a.packed)) if path}
     ids = epoch_order(0, 0, len(sources[""]))[:a.images]
     print(f"images/s, median of {a.repeat} (min to max); {len(ids)} files of mean "
           f"{np.mean(sources[''].sizes[ids]):.0f} bytes")
