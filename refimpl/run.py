@@ -155,7 +155,7 @@ class Run:
         s = self.settings
         return dict(size=s.image_size, short_side=s.val_short_side, seed=s.seed,
                     processes=launch.loader_processes(s, self.threads, self.device),
-                    bad_images=s.bad_images)
+                    bad_images=s.bad_images, jitter=s.color_jitter, lighting=s.lighting)
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)

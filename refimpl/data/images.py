@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 from PIL import Image
 
+from refimpl.data.colour import recolour
 from refimpl.errors import BadImage
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # no EPS: that one starts a program
@@ -90,8 +91,8 @@ def _resize(image, width, height):
     return out.permute(0, 2, 3, 1)[0].numpy()
 
 
-def train_view(data, size, rng):
-    """A random crop or its mirror, uint8 [size, size, 3] (Goyal, section 5.1)."""
+def train_view(data, size, rng, jitter=0.0, lighting=0.0):
+    """A random crop or its mirror, recoloured if asked, uint8 [size, size, 3] (Goyal, section 5.1)."""
     image = opened(data)
     left, top, right, bottom = crop_box(*image.size, rng)
     scale = reduced(image, size / min(right - left, bottom - top))
@@ -100,7 +101,7 @@ def train_view(data, size, rng):
     image = rgb(image).crop(box)
     if rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return _resize(image, size, size)
+    return recolour(_resize(image, size, size), rng, jitter, lighting)
 
 
 def val_view(data, size, short_side):

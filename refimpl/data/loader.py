@@ -38,9 +38,9 @@ class Batch:
 class Maker:
     """Makes a batch of (epoch, ids, places, labels), without the index: processes stay small."""
 
-    def __init__(self, train, size, seed, short_side, replace):
+    def __init__(self, train, size, seed, short_side, replace, colour):
         self.train, self.size, self.seed = train, size, seed
-        self.short_side, self.replace = short_side, replace
+        self.short_side, self.replace, self.colour = short_side, replace, colour
 
     def __getitem__(self, item):
         """The Batch, or the BadImage that stops the run (returned, to come through as it is)."""
@@ -71,7 +71,8 @@ class Maker:
     def _one(self, place, epoch, sample):
         make = partial(val_view, size=self.size, short_side=self.short_side)
         if self.train:
-            make = partial(train_view, size=self.size, rng=draws(self.seed, epoch, int(sample)))
+            make = partial(train_view, size=self.size, rng=draws(self.seed, epoch, int(sample)),
+                           **self.colour)
         return view(partial(read, place), place.name, make)
 
     def _mend(self, i, bad, item, pixels, labels):
@@ -89,17 +90,18 @@ class Maker:
 
 
 def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, processes=0,
-           bad_images="stop", ahead=2, say=partial(print, file=sys.stderr, flush=True)):
+           bad_images="stop", jitter=0.0, lighting=0.0, ahead=2, say=partial(print, file=sys.stderr, flush=True)):
     """Yield a Batch for each (epoch, ids) of `plan`, in its order.
 
     view: "train" or "val" (the short side becomes short_side, by default size * 256 / 224).
     processes: loader processes, each `ahead` batches ahead; 0: made here, when asked for.
+    jitter, lighting: of the colours of training images, see colour.py.
     bad_images: "stop" raises BadImage with the path; "replace" takes another image of the same
     minibatch (in validation: a black one that counts as wrong) and counts it in Batch.replaced.
     say: gets each kind of warning once, with the first path. Close the stream to end the processes.
     """
     maker = Maker(view == "train", size, seed, short_side or round(size * 256 / 224),
-                  bad_images == "replace")
+                  bad_images == "replace", dict(jitter=jitter, lighting=lighting))
     items = ((epoch, ids, [index.place(i) for i in ids], index.labels[ids]) for epoch, ids in plan)
     batches = _from_processes(maker, items, processes, ahead) if processes else (
         maker[item] for item in items)
@@ -142,8 +144,8 @@ def _from_processes(maker, items, processes, ahead):
         yield from batches
     except (RuntimeError, OSError, EOFError) as error:
         why = str(error).strip().splitlines()[-1:]
-        raise RuntimeError(f"a loader process died {why}; is memory or /dev/shm too small? Try fewer "
-                           "loader processes, or 0") from error
+        raise RuntimeError(f"a loader process died {why}; is memory or /dev/shm too small? Try "
+                           "fewer loader processes, or 0") from error
     finally:
         end()
 
