@@ -120,10 +120,11 @@ def test_the_process_ends_even_if_abort_does_not_return(mpi, tmp_path):
         from mpi4py import MPI
         from refimpl.collective import guard
         class Stuck:
-            COMM_WORLD = type("World", (), {"rank": 0, "Get_group": lambda s: None,
+            COMM_WORLD = type("World", (), {"rank": 0, "Get_group": lambda s: s,
+                                            "Translate_ranks": lambda s, ranks, to: [0],
                                             "Abort": lambda s, code: time.sleep(60)})()
         sys.modules["mpi4py.MPI"] = sys.modules["mpi4py"].MPI = Stuck
-        with guard.Watchdog(0.2), guard.waiting("test"):
+        with guard.Watchdog(0.2), guard.waiting("test", Stuck.COMM_WORLD):
             time.sleep(60)
         """))
     start = time.monotonic()
@@ -156,4 +157,24 @@ def test_a_window_on_some_ranks_only_is_refused(comm):
     reduce = allreducer("window", comm)
     inside = reduce.empty(10)
     mine = inside if comm.rank else np.zeros(10, np.float32)
-    assert "in a window" in message(lambda: reduce(mine))
+    assert "place in the window" in message(lambda: reduce(mine))
+
+
+@MANY
+def test_different_places_of_a_window_are_refused(comm):
+    with allreducer("window", comm) as reduce:
+        inside = reduce.empty(10)
+        assert "in the window" in message(lambda: reduce(inside[comm.rank:comm.rank + 4]))
+
+
+@pytest.mark.ranks(2)
+def test_freed_reducers_leave_nothing_behind(comm):
+    for _ in range(600):  # MPICH has some 2,000 communicators
+        with allreducer("torus", comm, (2, 1)) as reduce:
+            reduce(np.ones(2))
+    for _ in range(600):
+        with allreducer("hierarchical", comm, ranks_per_node=1, across="torus") as reduce:
+            reduce(np.ones(2))
+    for _ in range(100):
+        with allreducer("window", comm) as reduce:
+            reduce(reduce.empty(1000))

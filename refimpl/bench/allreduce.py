@@ -1,10 +1,11 @@
 """Time each algorithm over message sizes: `mpirun -np N python -m refimpl.bench allreduce`.
 
-As nccl-tests defines them: algbw = bytes / time, busbw = algbw * 2(n-1)/n, in GB/s = 1e9 bytes/s, for
-every algorithm alike; the time is that of the slowest rank. K and M in sizes are 1024 and 1024^2.
+As nccl-tests defines them: algbw = bytes / time, busbw = algbw * 2(n-1)/n, in GB/s = 1e9 bytes/s,
+for every algorithm alike; the time is that of the slowest rank. K and M in sizes are 1024 and 1024^2.
 All algorithms take turns within each repetition, so that a busy machine harms them alike.
 """
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -45,12 +46,12 @@ def parse(argv):
     known = (*ALGORITHMS, "gloo")
     parser = argparse.ArgumentParser(prog="refimpl.bench allreduce")
     parser.add_argument("--algorithms", nargs="+", default=list(known), choices=known)
-    parser.add_argument("--sizes", default="4K:128M", help="bytes: 64K, or FIRST:LAST in steps of 8")
+    parser.add_argument("--sizes", default="4K:128M", help="bytes: 64K, or FROM:TO in steps of 8")
     parser.add_argument("--grid", help="RxC of the torus")
     parser.add_argument("--ranks-per-node", type=int, help="of hierarchical; default: as they are")
     parser.add_argument("--wire", choices=("float16", "bfloat16"))
     parser.add_argument("--shared", action="store_true",
-                        help="torus, hierarchical: buffers in shared memory, as the trainer has them")
+                        help="torus, hierarchical: buffers in shared memory, as in the trainer")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=300, help="seconds before a hang is ended")
@@ -69,7 +70,8 @@ def sizes(text: str) -> list[int]:
     ends = [re.fullmatch(r"(\d+)([KM]?)", part) for part in text.split(":")]
     if not all(ends) or len(ends) > 2:
         raise UsageError(f"--sizes {text!r}: write bytes as 64K, 102228128 or 4K:128M")
-    first, last = (int(e[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[e[2]] for e in (ends[0], ends[-1]))
+    unit = {"": 1, "K": 1 << 10, "M": 1 << 20}
+    first, last = (int(end[1]) * unit[end[2]] for end in (ends[0], ends[-1]))
     steps = []
     while first < last:
         steps.append(first)
@@ -85,8 +87,15 @@ def grid(text: str | None) -> tuple[int, int] | None:
 
 
 def measure(comm, length: int, args) -> list[dict]:
-    """Rows of all algorithms for one buffer of `length` float32 values; results are checked."""
-    reducers = {name: reducer(name, comm, length, args) for name in args.algorithms}
+    """Rows of all algorithms for one buffer of `length` float32 values."""
+    with contextlib.ExitStack() as stack:
+        reducers = {name: reducer(name, comm, length, args, stack) for name in args.algorithms}
+        return [row(name, 4 * length, comm.size, t)
+                for name, t in take_turns(comm, length, reducers, args).items()]
+
+
+def take_turns(comm, length: int, reducers: dict, args) -> dict[str, list[float]]:
+    """Seconds of every repetition; each call's sum is checked on every rank."""
     index = numpy.arange(length, dtype=numpy.int32) % 7
     mine, total = index + comm.rank, index * comm.size + comm.size * (comm.size - 1) // 2
     times: dict[str, list[float]] = {name: [] for name in reducers}
@@ -98,15 +107,16 @@ def measure(comm, length: int, args) -> list[dict]:
                 raise RuntimeError(f"rank {comm.rank}: {name} gave a wrong sum of {length} values")
             if repeat >= args.warmup:
                 times[name].append(seconds)
-    return [row(name, 4 * length, comm.size, t) for name, t in times.items()]
+    return times
 
 
-def reducer(name: str, comm, length: int, args):
+def reducer(name: str, comm, length: int, args, stack):
     """(function that reduces in place, a buffer that suits it)."""
     if name == "gloo":
         return gloo(comm), numpy.empty(length, numpy.float32)
     options = {"ranks_per_node": args.ranks_per_node} if name == "hierarchical" else {}
-    reduce = allreducer(name, comm, args.grid if name == "torus" else None, check="first", **options)
+    reduce = stack.enter_context(allreducer(
+        name, comm, args.grid if name == "torus" else None, check="first", **options))
     shared = args.shared or name == "window"
     buffer = reduce.empty(length) if shared else numpy.empty(length, numpy.float32)
     return (lambda b: reduce(b, wire=args.wire)), buffer
@@ -155,8 +165,8 @@ def row(name: str, nbytes: int, ranks: int, times: list[float]) -> dict:
 
 def show(rows: list[dict], header: bool) -> None:
     if header:
-        print(f"{'algorithm':17}{'bytes':>11}{'ranks':>6}{'median ms':>11}{'min ms':>9}{'max ms':>9}"
-              f"{'n':>4}{'algbw GB/s':>12}{'busbw GB/s':>12}")
+        print(f"{'algorithm':17}{'bytes':>11}{'ranks':>6}{'median ms':>11}{'min ms':>9}"
+              f"{'max ms':>9}{'n':>4}{'algbw GB/s':>12}{'busbw GB/s':>12}")
     for r in rows:
         print(f"{r['algorithm']:17}{r['bytes']:11}{r['ranks']:6}{r['median_s'] * 1e3:11.3f}"
               f"{r['min_s'] * 1e3:9.3f}{r['max_s'] * 1e3:9.3f}{r['n']:4}{r['algbw']:12.3f}"

@@ -1,17 +1,17 @@
 """The only place that knows a NumPy array from a device array, and the only place that adds.
 
 A device array is known by `__cuda_array_interface__`; its module (cupy) is found from its type.
-
 bfloat16 has no NumPy type: such a buffer is uint16 words, and uint16 always means bfloat16 here.
 """
+import functools
 import sys
 
 import numpy
 
 from .. import kernels
+from .cuda_aware import mpi_reads_device_memory
 
 WIRES = {"float16": numpy.dtype("float16"), "bfloat16": numpy.dtype("uint16")}
-cuda_aware = None  # None: ask MPI at the first device buffer; True or False: as told
 
 
 def chunk(buffer, parts: int, index: int):
@@ -20,6 +20,14 @@ def chunk(buffer, parts: int, index: int):
     short, longer = divmod(buffer.size, parts)
     start = index * short + min(index, longer)
     return buffer[start:start + short + (index < longer)]
+
+
+def pieces(buffer, nbytes: int) -> list:
+    """Views of at most `nbytes` bytes (or one element); an empty buffer is one piece."""
+    if buffer.nbytes <= nbytes:
+        return [buffer]
+    step = max(1, nbytes // buffer.itemsize)
+    return [buffer[low:low + step] for low in range(0, buffer.size, step)]
 
 
 def on_device(array) -> bool:
@@ -50,15 +58,12 @@ def synchronise(array) -> None:
         module(array).cuda.get_current_stream().synchronize()
 
 
+cuda_aware = functools.cache(mpi_reads_device_memory)  # MPI is asked at the first device buffer
+
+
 def staged(array) -> bool:
     """Must this array travel through host memory, because MPI cannot read the device's?"""
-    global cuda_aware
-    if not on_device(array):
-        return False
-    if cuda_aware is None:
-        from .cuda_aware import mpi_reads_device_memory
-        cuda_aware = mpi_reads_device_memory()
-    return not cuda_aware
+    return on_device(array) and not cuda_aware()
 
 
 def empty(like, length: int, dtype):
@@ -71,45 +76,33 @@ def empty(like, length: int, dtype):
 
 
 def add(into, received) -> None:
-    """into += received, both of one type; 16-bit types are added in float32 and rounded once."""
-    if _kernel(f"add_{_name(into)}", into, received):
+    """into += received; 16-bit values are widened exactly, 16-bit sums are rounded once."""
+    if _kernel("add", (into, received)[:1 + (into.dtype != received.dtype)], into, received):
         return
     if into.dtype == numpy.uint16:
-        to_bfloat16(from_bfloat16(into) + from_bfloat16(received), into)
+        to_bfloat16(_widened(into) + _widened(received), into)
     else:
-        module(into).add(into, received, out=into)
+        module(into).add(into, _widened(received), out=into)
 
 
-def add_cast(into, received) -> None:
-    """float32 into += 16-bit received: widened exactly, then one addition."""
-    if not _kernel(f"add_float32_{_name(received)}", into, received):
-        add(into, _widened(received))
-
-
-def encode(words, values) -> None:
-    """16-bit words = float32 values, rounded to nearest even."""
-    if _kernel(f"wire_encode_{_name(words)}", words, values):
+def convert(into, values) -> None:
+    """into = values: float32 to a 16-bit type, rounded to nearest even, or back, exactly."""
+    to_wire = into.itemsize == 2
+    if _kernel("wire_encode" if to_wire else "wire_decode",
+               (into if to_wire else values,), into, values):
         return
-    if words.dtype == numpy.uint16:
-        to_bfloat16(values, words)
+    if into.dtype == numpy.uint16:
+        to_bfloat16(values, into)
     else:
-        words[...] = values.astype(words.dtype)
-
-
-def decode(values, words) -> None:
-    """float32 values = 16-bit words, exactly."""
-    if not _kernel(f"wire_decode_{_name(words)}", values, words):
-        values[...] = _widened(words)
+        into[...] = _widened(values)
 
 
 def round_to(values, wire) -> None:
     """Replace float32 values by what a 16-bit wire leaves of them (no wire: nothing to do)."""
-    step = 1 << 18  # scratch of 512 KB
-    for low in range(0, values.size if wire else 0, step):
-        some = values[low:low + step]
-        words = module(values).empty(some.size, WIRES[wire])
-        encode(words, some)
-        decode(some, words)
+    for piece in pieces(values, 1 << 20) if wire else ():
+        words = module(values).empty(piece.size, WIRES[wire])
+        convert(words, piece)
+        convert(piece, words)
 
 
 def pack(values, out, wire) -> None:
@@ -117,7 +110,7 @@ def pack(values, out, wire) -> None:
     to_host = on_device(values) and not on_device(out)
     if wire:
         words = module(values).empty(values.size, out.dtype) if to_host else out
-        encode(words, values)
+        convert(words, values)
         values = words
     if to_host:
         module(values).asnumpy(values, out=out)
@@ -128,31 +121,27 @@ def land(received, into, adding: bool, wire) -> None:
     if on_device(into) and not on_device(received):
         received = module(into).asarray(received)
     if adding:
-        (add_cast if wire else add)(into, received)
+        add(into, received)
     elif wire:
-        decode(into, received)
+        convert(into, received)
     else:
         into[...] = received
 
 
-def _name(array) -> str:
-    return "bfloat16" if array.dtype == numpy.uint16 else array.dtype.name
-
-
-def _kernel(name: str, *arrays) -> bool:
+def _kernel(operation: str, typed, *arrays) -> bool:
     """Do it by kernels/*.cu where the arrays are CuPy's; the NumPy lines are the slow twins."""
     if not (on_device(arrays[0]) and hasattr(module(arrays[0]), "RawModule")):
         return False
-    kernels.elementwise(module(arrays[0]), name, arrays[0].size, *arrays)
+    types = ("bfloat16" if array.dtype == numpy.uint16 else array.dtype.name for array in typed)
+    kernels.elementwise(module(arrays[0]), "_".join((operation, *types)), arrays[0].size, *arrays)
     return True
 
 
-def _widened(words):
-    return from_bfloat16(words) if words.dtype == numpy.uint16 else words.astype(numpy.float32)
-
-
-def from_bfloat16(words):
-    return (words.astype(numpy.uint32) << 16).view(numpy.float32)
+def _widened(array):
+    """bfloat16 words as float32; NumPy itself widens all other types."""
+    if array.dtype != numpy.uint16:
+        return array
+    return (array.astype(numpy.uint32) << 16).view(numpy.float32)
 
 
 def to_bfloat16(values, out) -> None:

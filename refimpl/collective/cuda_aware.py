@@ -1,9 +1,8 @@
 """Can this MPI read device memory? Every implementation is asked in its own way."""
 import ctypes
 import os
-import sys
 
-SETTINGS = {"cray": "MPICH_GPU_SUPPORT_ENABLED", "mvapich": "MV2_USE_CUDA"}
+SETTINGS = {"cray": "MPICH_GPU_SUPPORT_ENABLED", "mvapich": "MV2_USE_CUDA"}  # 1, or it cannot
 
 
 def mpi_reads_device_memory(version=None, env=os.environ, query=None) -> bool:
@@ -15,15 +14,10 @@ def mpi_reads_device_memory(version=None, env=os.environ, query=None) -> bool:
     if version is None:
         from mpi4py import MPI
         version = MPI.Get_library_version()
-    name = version.lower()
     for vendor, variable in SETTINGS.items():
-        if vendor in name:
-            aware = env.get(variable, "0") == "1"
-            if not aware:
-                print(f"{vendor} MPI without {variable}=1: device buffers go through pinned host "
-                      "memory", file=sys.stderr)
-            return aware
-    if "mpich" in name and env.get("MPIR_CVAR_ENABLE_GPU", "1") == "0":
+        if vendor in version.lower():
+            return env.get(variable, "0") == "1"
+    if "mpich" in version.lower() and env.get("MPIR_CVAR_ENABLE_GPU", "1") == "0":
         return False
     return bool((query or _query)())
 
@@ -31,8 +25,7 @@ def mpi_reads_device_memory(version=None, env=os.environ, query=None) -> bool:
 def _query() -> int:
     """MPIX_Query_cuda_support of the MPI that is loaded; 0 where there is none."""
     from mpi4py import MPI
-    paths = [None, os.environ.get("MPI4PY_LIBMPI"), MPI.__file__]  # the process, then by name
-    for path in paths:
+    for path in (None, os.environ.get("MPI4PY_LIBMPI"), MPI.__file__):  # None: all that is loaded
         try:
             return ctypes.CDLL(path).MPIX_Query_cuda_support()
         except (OSError, AttributeError):

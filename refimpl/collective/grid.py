@@ -21,6 +21,10 @@ class Grid(NamedTuple):
     rows: int
     columns: int
 
+    def Free(self):
+        for comm in self[:3]:
+            comm.Free()
+
 
 def make_grid(comm, shape: tuple[int, int] | None = None) -> Grid:
     """Lay the ranks of `comm` out as R x C; without a shape as `default_shape` says.
@@ -39,10 +43,10 @@ def make_grid(comm, shape: tuple[int, int] | None = None) -> Grid:
 
 
 def default_shape(size: int, ranks_per_node: int | None = None) -> tuple[int, int]:
-    """(R, C) with the fewest steps 2(R-1) + 2(C-1), rows not cutting nodes in pieces, C >= R if equal.
+    """(R, C) with the fewest steps 2(R-1) + 2(C-1) whose rows do not cut nodes; C >= R if equal.
 
     A row lies inside a node (C divides the ranks per node) or is made of whole nodes. Where nodes
-    hold different numbers of ranks (None) only the number of steps counts. A prime size gives 1 x N.
+    are uneven (None) only the number of steps counts. A prime size gives 1 x N.
     """
     node = ranks_per_node or 1
     fitting = [c for c in _divisors(size) if node % c == 0 or c % node == 0]
@@ -59,8 +63,7 @@ def ranks_per_node(comm) -> int | None:
     everyone = numpy.empty((comm.size, 2), mine.dtype)
     comm.Allgather(mine, everyone)
     node.Free()
-    even = (everyone[:, 0] == everyone[0, 0]).all() and not everyone[:, 1].any()
-    return int(everyone[0, 0]) if even else None
+    return int(mine[0]) if (everyone == (mine[0], 0)).all() else None
 
 
 def split_by_node(comm, ranks_per_node: int | None = None):

@@ -45,10 +45,9 @@ def _texts(comm, text: bytes) -> list[tuple[str, ...]]:
     """For each fact, its value on every rank."""
     lengths = numpy.empty(comm.size, numpy.int64)
     comm.Allgather(numpy.array([len(text)]), lengths)
-    padded = numpy.frombuffer(text.ljust(int(lengths.max()), b"\0"), numpy.uint8)
-    texts = numpy.empty((comm.size, padded.size), numpy.uint8)
-    comm.Allgather(padded, texts)
-    return list(zip(*(row[:n].tobytes().decode().split("\n") for row, n in zip(texts, lengths))))
+    texts = numpy.empty(comm.size, f"S{lengths.max()}")
+    comm.Allgather(numpy.array([text], texts.dtype).view(numpy.uint8), texts.view(numpy.uint8))
+    return list(zip(*(row.decode().split("\n") for row in texts.tolist())))
 
 
 class Watchdog:
@@ -58,8 +57,8 @@ class Watchdog:
     second to print theirs, then calls Abort; the process ends even if Abort does not return.
     """
 
-    def __init__(self, seconds: float, out=None):
-        self.seconds, self.out, self._stop = seconds, out or sys.stderr, threading.Event()
+    def __init__(self, seconds: float):
+        self.seconds, self._stop = seconds, threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self):
@@ -68,7 +67,6 @@ class Watchdog:
 
     def __exit__(self, *_):
         self._stop.set()
-        self._thread.join()  # a thread that still runs when the interpreter ends may crash it
 
     def _watch(self):
         while not self._stop.wait(min(0.2, self.seconds / 4)):
@@ -79,7 +77,7 @@ class Watchdog:
 
     def _end(self, note):
         from mpi4py import MPI
-        print(describe(note), file=self.out, flush=True)
+        print(describe(note), file=sys.stderr, flush=True)
         time.sleep(1)
         # Abort may block, with the interpreter's lock: this ends the process from a C thread
         faulthandler.dump_traceback_later(5, exit=True, file=sys.__stderr__)
@@ -91,17 +89,12 @@ def describe(note) -> str:
     """Who waits for whom, in ranks of the world."""
     from mpi4py import MPI
     since, phase, turn, comm, to, source = note
-    world = MPI.COMM_WORLD.Get_group()
 
     def names(ranks):
-        return [int(r) for r in comm.Get_group().Translate_ranks(ranks, world)]
-    if comm is None:
-        whom = "until it ends"
-    elif to is None and source is None:
-        whom = f"for all of ranks {names(None)}"
-    else:
-        whom = " and ".join([f"for data from rank {names([source])[0]}"] * (source is not None)
-                            + [f"for rank {names([to])[0]} to take data"] * (to is not None))
-    return (f"watchdog: rank {MPI.COMM_WORLD.rank} waits {time.monotonic() - since:.1f} s "
-            f"in phase {phase!r}, round {turn}, {whom}; aborting. A rank that prints no such line "
-            "does not wait: look there first, or allow more time")
+        return list(comm.Get_group().Translate_ranks(ranks, MPI.COMM_WORLD.Get_group()))
+    whom = [f"for data from rank {names([source])[0]}"] if source is not None else []
+    whom += [f"for rank {names([to])[0]} to take data"] if to is not None else []
+    whom = " and ".join(whom) or f"for all of ranks {names(None)}"
+    return (f"watchdog: rank {MPI.COMM_WORLD.rank} waits {time.monotonic() - since:.1f} s in phase "
+            f"{phase!r}, round {turn}, {whom}; aborting. A rank that prints no such line does not "
+            "wait: look there first, or allow more time")

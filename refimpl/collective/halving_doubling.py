@@ -13,10 +13,9 @@ Not a power of two: binary blocks, the largest on the lowest ranks.
     after the halving the sums of block 2 go to block 1, theirs then to block 0; before the doubling
     the result comes back the same way
 
-Order of addition: in a block the tree ((0+1)+(2+3))+((4+5)+(6+7)); over blocks T(0) + (T(1) + T(2)).
-Costs per rank of P = 2^k: 2k messages, 2(P-1)/P of the bytes. With blocks of b > c ranks, a rank of
-the smaller one sends b/c messages more and receives as many, one of the larger one sends and receives
-one more; n/b elements each.
+Order of addition: in a block the tree ((0+1)+(2+3))+((4+5)+(6+7)); then T(0) + (T(1) + T(2)).
+Costs per rank of P = 2^k: 2k messages, 2(P-1)/P of the bytes. Between blocks of b > c ranks, each
+of the smaller one sends and receives b/c messages more, of the larger one one more; n/b elements.
 """
 from .buffers import chunk, round_to
 from .exchange import exchange
@@ -25,66 +24,51 @@ from .exchange import exchange
 def allreduce(buffer, comm, wire=None):
     """Sum `buffer` over the ranks of `comm`, in place, the same bits everywhere."""
     start, size, larger, smaller = blocks(comm.rank, comm.size)
-    owned = halve(buffer, comm, start, size, wire)
-    gather_blocks(buffer, owned, comm, start, size, larger, smaller, wire)
+    index = comm.rank - start
+    child = start + size + index % smaller if smaller else None
+    parents = [(start - larger + i, piece(buffer, i, larger)) for i in range(index, larger, size)]
+
+    held = halve(buffer, comm, start, size, wire)
+    owned = held[-1]
+    if smaller:
+        exchange(comm, None, None, owned, child, add=True, wire=wire, phase="blocks up")
+    for turn, (parent, part) in enumerate(parents):
+        exchange(comm, part, parent, None, None, wire=wire, phase="blocks up", turn=turn)
     round_to(owned, wire)
-    spread_blocks(buffer, owned, comm, start, size, larger, smaller, wire)
-    double(buffer, comm, start, size, wire)
+    for turn, (parent, part) in enumerate(parents):
+        exchange(comm, None, None, part, parent, wire=wire, phase="blocks down", turn=turn)
+    if smaller:
+        exchange(comm, owned, child, None, None, wire=wire, phase="blocks down")
+    double(held, comm, start, wire)
 
 
 def blocks(rank: int, ranks: int):
-    """(first rank, size) of the rank's binary block, sizes of the next larger and smaller (or 0)."""
+    """First rank and size of this rank's block, sizes of the next larger and smaller (or 0)."""
     sizes = [1 << bit for bit in reversed(range(ranks.bit_length())) if ranks >> bit & 1]
-    start = 0
-    for i, size in enumerate(sizes):
-        if rank < start + size:
-            return start, size, sizes[i - 1] if i else 0, (sizes + [0])[i + 1]
-        start += size
-    raise AssertionError(f"rank {rank} of {ranks}")
+    block = next(i for i in range(len(sizes)) if rank < sum(sizes[:i + 1]))
+    larger, size, smaller = [0, *sizes, 0][block:block + 3]
+    return sum(sizes[:block]), size, larger, smaller
 
 
 def halve(buffer, comm, start, size, wire):
-    """Reduce-scatter inside the block; returns the view that this rank owns."""
-    held, index = buffer, comm.rank - start
+    """Reduce-scatter inside the block; returns what the rank held at first and after each step."""
+    held, index = [buffer], comm.rank - start
     for step in range(size.bit_length() - 1):
         upper, partner = index >> step & 1, start + (index ^ 1 << step)
-        keep, give = chunk(held, 2, upper), chunk(held, 2, 1 - upper)
+        keep, give = chunk(held[-1], 2, upper), chunk(held[-1], 2, 1 - upper)
         exchange(comm, give, partner, keep, partner,
                  add=True, wire=wire, phase="halving", turn=step)
-        held = keep
+        held.append(keep)
     return held
 
 
-def double(buffer, comm, start, size, wire):
+def double(held, comm, start, wire):
     """All-gather inside the block: halve backwards, so what was given comes back."""
-    index, steps = comm.rank - start, size.bit_length() - 1
+    index, steps = comm.rank - start, len(held) - 1
     for step in reversed(range(steps)):
         upper, partner = index >> step & 1, start + (index ^ 1 << step)
-        held = piece(buffer, index, 1 << step)
-        exchange(comm, chunk(held, 2, upper), partner, chunk(held, 2, 1 - upper), partner,
+        exchange(comm, held[step + 1], partner, chunk(held[step], 2, 1 - upper), partner,
                  wire=wire, phase="doubling", turn=steps - 1 - step)
-
-
-def gather_blocks(buffer, owned, comm, start, size, larger, smaller, wire):
-    """Sums climb from the smallest block to the largest."""
-    if smaller:
-        child = start + size + (comm.rank - start) % smaller
-        exchange(comm, None, None, owned, child, add=True, wire=wire, phase="blocks up")
-    for turn in range(larger // size):
-        parent = comm.rank - larger + turn * size
-        exchange(comm, piece(buffer, parent - (start - larger), larger), parent, None, None,
-                 wire=wire, phase="blocks up", turn=turn)
-
-
-def spread_blocks(buffer, owned, comm, start, size, larger, smaller, wire):
-    """The result comes back from the largest block to the smallest."""
-    for turn in range(larger // size):
-        parent = comm.rank - larger + turn * size
-        exchange(comm, None, None, piece(buffer, parent - (start - larger), larger), parent,
-                 wire=wire, phase="blocks down", turn=turn)
-    if smaller:
-        child = start + size + (comm.rank - start) % smaller
-        exchange(comm, owned, child, None, None, wire=wire, phase="blocks down")
 
 
 def piece(buffer, index: int, size: int):

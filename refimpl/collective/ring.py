@@ -1,4 +1,4 @@
-"""Ring allreduce: reduce-scatter, then all-gather (Goyal et al. 2017 sec. 4.1, the "bucket" algorithm).
+"""Ring allreduce: reduce-scatter, then all-gather (Goyal et al. 2017 sec. 4.1: "bucket" algorithm).
 
     reduce-scatter, 4 ranks: what each rank sends to the next one; + marks a partial sum
               rank 0          rank 1          rank 2          rank 3

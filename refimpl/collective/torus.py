@@ -6,17 +6,17 @@
     2. allreduce along the column     b and d: half 0 of (a+b)+(c+d); a and c: half 1
     3. all-gather along the row       everyone: both halves
 
-Order of addition: a fold of folds. Chunk j of the row phase is in every row the left fold starting at
-column j; its sub-chunk i is the left fold of these row sums starting at row i.
-Costs per rank: 2(C-1) + 2(R-1) messages, 2(N-1)/N of the buffer's bytes, as the ring. The paper counts
-2(X-1), the row phases alone.
+Order of addition: a fold of folds. Chunk j of the row phase is in every row the left fold from
+column j on; its sub-chunk i is the left fold of these row sums from row i on.
+Costs per rank: 2(C-1) + 2(R-1) messages (the paper counts 2(X-1), the row phases alone), 2(N-1)/N
+of the buffer's bytes, as the ring.
 """
 from . import ring, window
 
 
 def allreduce(buffer, grid, wire=None):
     """Sum `buffer` over all ranks of the grid, in place, the same bits everywhere."""
-    along = window if window.serves(buffer, grid.row, wire) else ring  # the same bits
+    along = window if window.find(buffer, grid.row, wire) else ring  # the same bits
     owned = along.reduce_scatter(buffer, grid.row, wire, phase="row reduce-scatter")
     ring.allreduce(owned, grid.column, wire, phase="column ")
     along.all_gather(buffer, grid.row, wire, phase="row all-gather")
