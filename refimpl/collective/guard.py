@@ -67,6 +67,7 @@ class Watchdog:
 
     def __exit__(self, *_):
         self._stop.set()
+        self._thread.join()  # a thread that still runs when the interpreter ends may crash it
 
     def _watch(self):
         while not self._stop.wait(min(0.2, self.seconds / 4)):
