@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from refimpl.simulate import step as steps
+from refimpl.simulate.__main__ import main
 from refimpl.simulate.cost import FOLDER, Cluster, closed_form, simulated, tomllib
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
@@ -20,7 +21,7 @@ def flat(**changes):
 
 def both(cluster, algorithm, ranks, nbytes, shape=None):
     ran = simulated(cluster, algorithm, ranks, nbytes, shape)
-    return max(ran.results), closed_form(cluster, algorithm, ranks, nbytes, shape)["seconds"]
+    return max(ran), closed_form(cluster, algorithm, ranks, nbytes, shape)["seconds"]
 
 
 @pytest.mark.parametrize("changes, expected", [
@@ -121,23 +122,27 @@ def test_an_interval_is_that_of_the_ranges_and_names_the_strongest():
     assert found[3] == "between.latency" and found[4] == pytest.approx((high - low) * 1e6)
 
 
-def command(*arguments):
-    return subprocess.run([sys.executable, "-m", "refimpl.simulate", *arguments],
-                          capture_output=True, text=True, timeout=100)
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """python -m refimpl.simulate in this process: arguments -> (exit code, stdout, stderr)."""
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
+        return main(), *capsys.readouterr()
+    return call
 
 
-def test_the_commands_answer(tmp_path):
+def test_the_commands_answer(command, tmp_path):
     picture = tmp_path / "a.png"
-    done = command("allreduce", "--cluster", "abci", "--ranks", "16", "--bytes", "1M",
-                   "--set", "between.latency=1e-3", "--plot", str(picture))
-    assert done.returncode == 0 and picture.exists(), done.stderr
-    assert 30 < float(done.stdout.split("\nring")[1].split()[0]) < 31  # 30 rounds of a millisecond
-    done = command("step", "--recipe", "mikami_v2_122s")
-    assert done.returncode == 0 and "3456 ranks x 16" in done.stdout, done.stderr
-    done = command("scaling", "--recipe", "goyal_8k", "--ranks", "8:16", "--plot", str(picture))
-    assert done.returncode == 0 and "100.0%" in done.stdout, done.stderr
-    done = command("allreduce", "--ranks", "16", "--set", "between.speed=1")
-    assert done.returncode == 2 and "no constant between.speed" in done.stderr
+    code, out, _ = command("allreduce", "--cluster", "abci", "--ranks", "16", "--bytes", "1M",
+                           "--set", "between.latency=1e-3", "--plot", str(picture))
+    assert code == 0 and picture.read_bytes()[:4] == b"\x89PNG"
+    assert 30 < float(out.split("\nring")[1].split()[0]) < 31  # 30 rounds of a millisecond
+    code, out, _ = command("step", "--recipe", "mikami_v2_122s")
+    assert code == 0 and "3456 ranks x 16" in out
+    code, out, _ = command("scaling", "--recipe", "goyal_8k", "--ranks", "8:16")
+    assert code == 0 and "100.0%" in out
+    code, _, err = command("allreduce", "--ranks", "16", "--set", "between.speed=1")
+    assert code == 2 and "no constant between.speed" in err and err.count("\n") == 1
 
 
 def test_simulating_needs_no_torch():
@@ -146,7 +151,7 @@ def test_simulating_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
-def test_a_fit_finds_the_constants_that_made_the_measurements(tmp_path):
+def test_a_fit_finds_the_constants_that_made_the_measurements(command, tmp_path):
     truth = Cluster("two_cores").but(**{"inside.overhead": 5e-5, "inside.bandwidth": 2.5e9,
                                         "rank.add": 6e9})
     rows = [{"algorithm": a, "ranks": n, "bytes": b, "median_s": closed_form(
@@ -155,10 +160,10 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(tmp_path):
             for b in (4096, 1 << 20, 1 << 27)]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"algorithm": "gloo"}]))
-    done = command("fit", str(file))
-    found = {k: float(v) for k, v in (line.split(" = ") for line in done.stdout.splitlines()[:3])}
+    _, out, _ = command("fit", str(file))
+    found = {k: float(v) for k, v in (line.split(" = ") for line in out.splitlines()[:3])}
     assert found["inside.overhead"] == pytest.approx(5e-5, rel=0.05)
     # one core copies and adds, and half of all rounds add: the two rates show only together
     assert 2 / found["inside.bandwidth"] + 1 / found["rank.add"] == pytest.approx(
         2 / 2.5e9 + 1 / 6e9, rel=0.02)
-    assert "27 of 27 within 25 %" in done.stdout
+    assert "27 of 27 within 25 %" in out

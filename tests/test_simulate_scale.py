@@ -1,4 +1,4 @@
-"""The collectives, unchanged, at the papers' scales: results, messages and bytes per rank and phase."""
+"""The collectives, unchanged, at the papers' scales: results, messages, bytes per rank, phase."""
 import numpy as np
 import pytest
 

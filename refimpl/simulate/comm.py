@@ -1,22 +1,19 @@
 """A communicator with mpi4py's buffer methods, as far as collectives use them, for simulated ranks.
 
-Buffers are NumPy or CuPy arrays, alone or as [array, (count,) type]; data moves by slice
-assignment only, so it stays where it is.
+Buffers are NumPy or CuPy arrays; data moves by slice assignment only, so it stays where it is.
 """
-import math
+import functools
+import operator
+
+import numpy as np
 
 from refimpl.simulate.world import Rank, World, run
 
 __all__ = ["Comm", "Request", "run"]
 
 
-def array_of(spec):
-    """The flat array behind a buffer argument."""
-    if not isinstance(spec, (list, tuple)):
-        return spec if spec.ndim == 1 else spec.reshape(-1)
-    flat = spec[0].reshape(-1)
-    count = next((x for x in spec[1:] if isinstance(x, int)), None)
-    return flat if count is None else flat[:count]
+def flat(array):
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
 class Request:
@@ -26,84 +23,94 @@ class Request:
     def __init__(self, comm, sends, peer, tag, data):
         self.comm, self.sends, self.peer, self.tag, self.data = comm, sends, peer, tag, data
         self.done, self.work = None, 0.0  # clock when complete; seconds to deal with what came
-        self.asleep = False
+        self.asleep = False  # its rank waits for it
 
-    def Wait(self, status=None) -> bool:
+    def Wait(self) -> bool:
         """Block until the buffer may be used again."""
-        me = self.comm.me
-        if self.done is None:
-            self.asleep = True
-            self.comm.world.block(me, self)
-        elif self.work or self.done > me.clock:  # ranks that are behind this moment go first
-            self.comm.world.wake(me, max(me.clock, self.done) + self.work)
-            self.comm.world.block(me, self)
+        self.comm.wait(self)
         return True
 
+    def complete(self, clock: float, work: float = 0.0) -> None:
+        self.done, self.work = clock, work
+        if self.asleep:
+            me = self.comm.me
+            me.until = (clock if clock > me.until else me.until) + work
+            me.missing -= 1
+            if not me.missing:
+                self.comm.world.wake(me, me.until)
+
     def lacks(self) -> list[int]:
-        return [self.comm.group[self.peer]]
+        return [self.comm.group.ranks[self.peer]]
 
     def __str__(self):
-        return (f"waits {'to send to' if self.sends else 'for a message from'} "
-                f"rank {self.comm.group[self.peer]}, tag {self.tag}")
+        return (f"{'to send to' if self.sends else 'for a message from'} rank {self.lacks()[0]}, "
+                f"tag {self.tag}")
+
+
+class Group:
+    """What the ranks of one communicator share: their numbers in the world, and their calls."""
+
+    def __init__(self, world: World, ranks):
+        self.ranks, self.context = ranks, next(world.contexts)
+        self.meetings: dict[int, Meeting] = {}  # number of a collective call -> that call
 
 
 class Meeting:
     """A collective call in progress: what each rank brought, until the last one arrives."""
+    done = None
 
-    def __init__(self, comm, name):
-        self.comm, self.name, self.first = comm, name, comm.rank
-        self.brought, self.results = {}, None
+    def __init__(self, name: str, group: Group, first: int):
+        self.name, self.group, self.first, self.brought = name, group, first, {}
+        self.results: list = []
 
     def lacks(self) -> list[int]:
-        return [w for r, w in enumerate(self.comm.group) if r not in self.brought]
+        return [w for r, w in enumerate(self.group.ranks) if r not in self.brought]
 
     def __str__(self):
         late = self.lacks()
-        return f"waits in {self.name} for ranks {late[:8]}{' ...' if len(late) > 8 else ''}"
+        return f"in {self.name} for ranks {late[:8]}{' ...' if len(late) > 8 else ''}"
 
 
 class Comm:
     """One rank's view of one communicator; ranks inside it are numbered as MPI numbers them."""
 
-    def __init__(self, world: World, me: Rank, group, rank: int, path: tuple, shared: dict,
-                 dims=()):
-        self.world, self.me, self.group, self.rank = world, me, group, rank
-        self.size, self.path, self.dims = len(group), path, list(dims)
-        self.meetings = shared  # number of the collective call -> Meeting, same object on all ranks
-        self.calls, self.context, self.pending = 0, shared["context"], world.pending
-
-    def Get_rank(self):
-        return self.rank
-
-    def Get_size(self):
-        return self.size
-
-    def Get_coords(self, rank):
-        coords = []
-        for dim in reversed(self.dims):
-            rank, c = divmod(rank, dim)
-            coords.insert(0, c)
-        return coords
+    def __init__(self, world: World, me: Rank, group: Group, rank: int, dims=()):
+        self.world, self.me, self.group, self.rank, self.dims = world, me, group, rank, dims
+        self.size, self.context, self.calls = len(group.ranks), group.context, 0
 
     def Free(self):
         pass
 
-    def post(self, sends: bool, spec, peer: int, tag: int) -> Request:
+    def post(self, sends: bool, data, peer: int, tag: int) -> Request:
         """Half a message; if its other half is waiting, it moves now."""
-        if not 0 <= peer < self.size:
-            raise ValueError(f"peer {peer} is not among ranks 0 to {self.size - 1}")
-        mine = Request(self, sends, peer, tag, array_of(spec))
-        key = (self.context, self.rank, peer, tag) if sends else (self.context, peer, self.rank, tag)
-        try:
-            queue = self.pending[key]
-        except KeyError:
-            queue = self.pending[key] = []
-        if queue and queue[0].sends != sends:
-            other = queue.pop(0)
-            move(mine, other) if sends else move(other, mine)
-        else:
+        assert 0 <= peer < self.size, f"peer {peer} is not among ranks 0 to {self.size - 1}"
+        mine = Request(self, sends, peer, tag, data)
+        source, dest = (self.rank, peer) if sends else (peer, self.rank)
+        queue = self.world.pending[self.context, source, dest, tag]
+        if not queue or queue[0].sends == sends:
             queue.append(mine)
+        elif sends:
+            move(mine, queue.popleft())
+        else:
+            move(queue.popleft(), mine)
         return mine
+
+    def wait(self, *requests: Request) -> None:
+        """Block until all are complete; ranks that are behind that moment go first."""
+        me, until, missing = self.me, self.me.clock, 0
+        for request in requests:
+            if request.done is None:
+                request.asleep = True
+                missing += 1
+            else:
+                until = (request.done if request.done > until else until) + request.work
+        if missing:
+            me.waits, me.missing, me.until = requests, missing, until
+        elif until > me.clock:
+            self.world.wake(me, until)
+        else:
+            return
+        self.world.sleep(me)
 
     def Isend(self, buf, dest, tag=0):
         return self.post(True, buf, dest, tag)
@@ -112,108 +119,91 @@ class Comm:
         return self.post(False, buf, source, tag)
 
     def Send(self, buf, dest, tag=0):
-        self.post(True, buf, dest, tag).Wait()
+        self.wait(self.post(True, buf, dest, tag))
 
-    def Recv(self, buf, source, tag=0, status=None):
-        self.post(False, buf, source, tag).Wait()
+    def Recv(self, buf, source, tag=0):
+        self.wait(self.post(False, buf, source, tag))
 
-    def Sendrecv(self, sendbuf, dest, sendtag=0, recvbuf=None, source=0, recvtag=0, status=None):
-        incoming = self.post(False, recvbuf, source, recvtag)
-        self.post(True, sendbuf, dest, sendtag).Wait()
-        incoming.Wait()
+    def Sendrecv(self, sendbuf, dest, sendtag, recvbuf, source, recvtag):
+        self.wait(self.post(False, recvbuf, source, recvtag),
+                  self.post(True, sendbuf, dest, sendtag))
 
     def meet(self, name: str, value, combine):
         """Bring `value`, wait for all ranks, return this rank's entry of `combine(values)`."""
-        number, self.calls = self.calls, self.calls + 1
-        meeting = self.meetings.setdefault(number, Meeting(self, name))
+        meetings, number, world = self.group.meetings, self.calls, self.world
+        self.calls += 1
+        if number not in meetings:
+            meetings[number] = Meeting(name, self.group, self.rank)
+        meeting = meetings[number]
         if meeting.name != name:
-            raise RuntimeError(f"calls {name} while rank {self.group[meeting.first]} calls "
+            raise RuntimeError(f"calls {name} while rank {self.group.ranks[meeting.first]} calls "
                                f"{meeting.name}")
         meeting.brought[self.rank] = value
         if len(meeting.brought) < self.size:
-            self.world.block(self.me, meeting)
+            self.me.waits = (meeting,)
+            world.sleep(self.me)
         else:
-            del self.meetings[number]
+            del meetings[number]
             meeting.results = combine([meeting.brought[r] for r in range(self.size)])
-            late = max(self.world.ranks[w].clock for w in self.group)
-            if self.world.cost:
-                late += self.world.cost.meeting(self.size)
-            for w in self.group:
-                if w != self.me.number:
-                    self.world.wake(self.world.ranks[w], late)
-            self.me.clock = late
+            ranks = [world.ranks[w] for w in self.group.ranks]
+            self.me.clock = max(r.clock for r in ranks)
+            for rank in ranks:
+                if rank is not self.me:
+                    world.wake(rank, self.me.clock)
         return meeting.results[self.rank]
 
     def Barrier(self):
         self.meet("Barrier", None, lambda values: values)
 
     def Bcast(self, buf, root=0):
-        array = array_of(buf)
-        array[...] = self.meet(f"Bcast(root={root})", array,
-                               lambda values: [values[root].copy()] * len(values))
+        flat(buf)[...] = self.meet(f"Bcast(root={root})", flat(buf),
+                                   lambda values: [values[root].copy()] * self.size)
 
     def Allgather(self, sendbuf, recvbuf):
-        out = array_of(recvbuf)
+        out = flat(recvbuf)
 
         def combine(values):
             n, joined = len(values[0]), out.copy()
             for r, value in enumerate(values):
                 joined[r * n:(r + 1) * n] = value
-            return [joined] * len(values)
-        out[...] = self.meet("Allgather", array_of(sendbuf).copy(), combine)
+            return [joined] * self.size
+        out[...] = self.meet("Allgather", flat(sendbuf).copy(), combine)
 
-    def Allreduce(self, sendbuf, recvbuf, op=None):
-        """Sum in rank order, or MPI.MIN or MPI.MAX; sendbuf may be MPI.IN_PLACE."""
-        out = array_of(recvbuf)
-        mine = array_of(sendbuf) if hasattr(sendbuf, "dtype") else out
-        which = op(2, 3) if op is not None else 5  # an mpi4py operation can be called
-
-        def combine(values):
-            total = values[0].copy()
-            for value in values[1:]:
-                if which == 5:
-                    total += value
-                else:
-                    better = value < total if which == 2 else value > total
-                    total[better] = value[better]
-            return [total] * len(values)
-        out[...] = self.meet("Allreduce", mine.copy(), combine)
+    def Allreduce(self, sendbuf, recvbuf):
+        """The sum in rank order; sendbuf may be MPI.IN_PLACE."""
+        mine = flat(sendbuf if hasattr(sendbuf, "dtype") else recvbuf)
+        flat(recvbuf)[...] = self.meet("Allreduce", mine.copy(), lambda values:
+                                       [functools.reduce(operator.add, values)] * self.size)
 
     def Split(self, color=0, key=0):
         """The ranks of equal color, in order of (key, rank)."""
-        number = self.calls
-
         def combine(values):
-            made, out = {}, []
-            for c in sorted({c for c, _ in values}):
-                members = sorted((r for r, v in enumerate(values) if v[0] == c),
-                                 key=lambda r: (values[r][1], r))
-                self.world.contexts += 1
-                made[c] = (members, tuple(self.group[r] for r in members),
-                           {"context": self.world.contexts})
-            where = {r: (i, *made[c][1:]) for c in made for i, r in enumerate(made[c][0])}
-            return [where[r] for r in range(len(values))]
-        rank, group, shared = self.meet("Split", (color, key), combine)
-        return Comm(self.world, self.me, group, rank, (*self.path, number, color), shared)
+            groups, places = {}, {}
+            for _, r, c in sorted((k, r, c) for r, (c, k) in enumerate(values)):
+                if c not in groups:
+                    groups[c] = Group(self.world, [])
+                group = groups[c]
+                places[r] = group, len(group.ranks)
+                group.ranks.append(self.group.ranks[r])
+            return places
+        return Comm(self.world, self.me, *self.meet("Split", (color, key), combine))
 
-    def Split_type(self, split_type=0, key=0, info=None):
+    def Split_type(self, split_type, key=0):
         """The ranks of one simulated node: blocks of `ranks_per_node` world ranks."""
         return self.Split(self.me.number // self.world.ranks_per_node, key)
 
-    def Dup(self, info=None):
+    def Dup(self):
         return self.Create_cart(self.dims) if self.dims else self.Split()
 
     def Create_cart(self, dims, periods=None, reorder=False):
-        if math.prod(dims) != self.size:
-            raise ValueError(f"a grid {list(dims)} does not hold {self.size} ranks")
         grid = self.Split()
-        grid.dims = list(dims)
+        grid.dims = dims
         return grid
 
     def Sub(self, remain_dims):
         """The slice of the grid through this rank along the dimensions that remain."""
-        dropped = tuple(c for c, keep in zip(self.Get_coords(self.rank), remain_dims) if not keep)
-        line = self.Split(dropped, self.rank)
+        coords = np.unravel_index(self.rank, self.dims)
+        line = self.Split(tuple(c for c, keep in zip(coords, remain_dims) if not keep), self.rank)
         line.dims = [d for d, keep in zip(self.dims, remain_dims) if keep]
         return line
 
@@ -241,10 +231,9 @@ def move(send: Request, receive: Request) -> None:
     count[1] += nbytes
     if world.cost:
         now = max(here.clock, there.clock)
-        send.done, receive.done, receive.work = world.cost.transfer(here, there, nbytes, now)
+        sent, received, work = world.cost.transfer(here.number, there.number, nbytes, now, phase)
+        send.complete(sent)
+        receive.complete(received, work)
     else:
-        send.done = receive.done = 0.0
-    if send.asleep:
-        world.wake(here, send.done)
-    if receive.asleep:
-        world.wake(there, receive.done + receive.work)
+        send.complete(0.0)
+        receive.complete(0.0)

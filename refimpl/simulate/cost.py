@@ -2,9 +2,11 @@
 
     one message    latency + overhead + bytes / bandwidth, on a channel that is free; then the add
     channels       ranks of a node share its cards (between) or copy engines (inside), out and in
-    leaf           messages between leaves share an uplink of all cards' bandwidth / oversubscription
+    leaf           messages between leaves share an uplink: all cards' bandwidth / oversubscription
     segments       beyond exchange.SEGMENT, one segment is added while the next is under way
 """
+import collections
+import copy
 import pathlib
 
 import numpy as np
@@ -18,6 +20,8 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
+ALGORITHMS = ("ring", "torus", "halving_doubling", "hierarchical")
+LINKS = ("inside", "between")
 COPIES = ("all-gather", "doubling", "blocks down", "broadcast")  # phases that add nothing
 FOLDER = pathlib.Path(__file__).parent / "clusters"
 
@@ -28,7 +32,7 @@ class Cluster(dict):
     Their value is the middle: geometric, or arithmetic where low is 0.
     """
 
-    def __init__(self, name: str, changes: dict[str, float] | None = None):
+    def __init__(self, name: str, changes=()):
         path = FOLDER / f"{name}.toml"
         if not path.exists():
             names = ", ".join(sorted(p.stem for p in FOLDER.glob("*.toml")))
@@ -42,28 +46,35 @@ class Cluster(dict):
                     entry["value"] = (low * high) ** 0.5 if low > 0 else (low + high) / 2
                 self[f"{table}.{key}"] = entry["value"]
         self.setdefault("rank.on_channel", 0)
-        self.update(changes or {})
+        if unknown := set(dict(changes)) - set(self):
+            raise UsageError(f"no constant {', '.join(unknown)}: choose from {', '.join(self)}")
+        self.update(changes)
+
+    def per_node(self, ranks: int) -> int:
+        return int(min(self["node.ranks"], ranks))
 
     def but(self, **changes) -> "Cluster":
         """The same with other values; double underscores stand for dots."""
-        return Cluster(self.name, {**self, **{k.replace("__", "."): v for k, v in changes.items()}})
+        other = copy.copy(self)
+        other.update({k.replace("__", "."): v for k, v in changes.items()})
+        return other
 
 
 class Cost:
     """The cost model of `run(..., cost=)`: links are served in the order of asking."""
 
     def __init__(self, cluster: Cluster, ranks: int):
-        self.cluster, self.place = cluster, Place(cluster, ranks)
+        self.place = Place(cluster, ranks)
         self.node, self.leaf = self.place.node.tolist(), self.place.leaf.tolist()
         self.channel = {link: self.place.channel[link].tolist() for link in LINKS}
         self.free: dict[tuple, float] = {}  # link and direction -> clock when it is free
 
-    def transfer(self, here, there, nbytes, now):
-        """(clock when sent, clock when received, seconds to add it)."""
-        s, d, place, free = here.number, there.number, self.place, self.free
+    def transfer(self, s, d, nbytes, now, phase):
+        """(clock when sent, clock when received, seconds to add it) of a message from s to d."""
+        place, free = self.place, self.free
         link = "inside" if self.node[s] == self.node[d] else "between"
         line = place.overhead[link] + nbytes / place.rate[link]
-        add = 0.0 if here.phase.endswith(COPIES) else nbytes * place.per_byte
+        add = 0.0 if phase.endswith(COPIES) else nbytes * place.per_byte
         path = [((link, "out", self.channel[link][s]), line),
                 ((link, "in", self.channel[link][d]), line)]
         if link in place.adding:
@@ -77,19 +88,12 @@ class Cost:
         end = now + seconds + place.latency[link]
         return end, end, add
 
-    def meeting(self, size):
-        """Agreeing on a call happens once per bucket and run: not charged."""
-        return 0.0
-
-
-LINKS = ("inside", "between")
-
 
 class Place:
     """Where ranks sit, and what the links there can do."""
 
     def __init__(self, cluster: Cluster, ranks: int):
-        r, per_node = np.arange(ranks), int(min(cluster["node.ranks"], ranks))
+        r, per_node = np.arange(ranks), cluster.per_node(ranks)
         self.node = r // per_node
         self.leaf = (self.node // cluster["node.per_leaf"]).astype(int)
         self.channel, self.rate, self.latency, self.overhead = {}, {}, {}, {}
@@ -106,27 +110,30 @@ class Place:
 
     def round(self, source, dest, nbytes, adds) -> tuple[float, str]:
         """Seconds until the last of these simultaneous messages is added, and the busiest link."""
-        inside = self.node[source] == self.node[dest]
+        apart = self.node[source] != self.node[dest]
         leaves = self.leaf[source] != self.leaf[dest]
-        pieces = max(1, -(-int(nbytes) // exchange.SEGMENT))
-        worst, busiest = 0.0, ""
-        for link, mask in (("inside", inside), ("between", ~inside)):
+        pieces, found = max(1, -(-int(nbytes) // exchange.SEGMENT)), []
+        piece = nbytes / pieces
+        for link, mask in zip(LINKS, (~apart, apart)):
             if not mask.any():
                 continue
-            flows = max(np.bincount(self.channel[link][end[mask]]).max() for end in (source, dest))
-            one = self.overhead[link] + nbytes / pieces / self.rate[link]
-            add = adds * nbytes / pieces * self.per_byte
+            one = self.overhead[link] + piece / self.rate[link]
+            add = adds * piece * self.per_byte
             if link in self.adding:
                 one, add = one + add, 0.0
-            alone, name, line = self.latency[link] + one + add, link, flows * one
+            alone = self.latency[link] + one + add
+            line, name = _most(self.channel[link], source[mask], dest[mask]) * one, link
             if link == "between" and leaves.any():
-                many = max(np.bincount(self.leaf[end[leaves]]).max() for end in (source, dest))
-                if many * nbytes / pieces / self.uplink > line:
-                    name, line = "uplink", many * nbytes / pieces / self.uplink
+                line, name = max((line, name), (_most(
+                    self.leaf, source[leaves], dest[leaves]) * piece / self.uplink, "uplink"))
             # on a shared link the others' messages hide latency and add: the longer one counts
-            seconds = max(line, alone) + (pieces - 1) * max(line, add, alone / 2)
-            worst, busiest = max((worst, busiest), (seconds, name))
-        return worst, busiest
+            found.append((max(line, alone) + (pieces - 1) * max(line, add, alone / 2), name))
+        return max(found)
+
+
+def _most(place, source, dest) -> int:
+    """Messages that the fullest place sends or receives."""
+    return max(np.bincount(place[end]).max() for end in (source, dest))
 
 
 def rounds(algorithm: str, ranks: int, nbytes: float, shape=None, per_node=1,
@@ -162,43 +169,42 @@ def _binary_blocks(ranks, nbytes):
     if len(sizes) > 1:
         child = np.arange(start, start + sizes[1])
         between = [(sizes[0] // sizes[1], child, child - sizes[0], nbytes / sizes[0])]
-    return [(*step, adds) for adds, part in ((True, steps + between), (False, between + steps[::-1]))
-            for step in part]
+    return [*((*step, True) for step in steps + between),
+            *((*step, False) for step in between + steps[::-1])]
 
 
 def closed_form(cluster: Cluster, algorithm: str, ranks: int, nbytes: float, shape=None,
                 across="halving_doubling") -> dict:
     """Seconds, messages of a rank, bytes by link class over all ranks, and the busiest class."""
-    place, per_node = Place(cluster, ranks), int(min(cluster["node.ranks"], ranks))
-    seconds, messages, share = 0.0, 0, {}
-    moved = {"inside": 0.0, "between": 0.0, "uplink": 0.0}
-    for times, source, dest, size, adds in rounds(algorithm, ranks, nbytes, shape, per_node,
-                                                  across):
+    place, seconds, messages, share = Place(cluster, ranks), 0.0, 0, collections.Counter()
+    moved = collections.Counter(inside=0.0, between=0.0, uplink=0.0)
+    for times, source, dest, size, adds in rounds(
+            algorithm, ranks, nbytes, shape, cluster.per_node(ranks), across):
         if not (times and len(source)):
             continue
         took, link = place.round(source, dest, size, adds)
         seconds, messages = seconds + times * took, messages + times
-        share[link] = share.get(link, 0.0) + times * took
-        apart = place.node[source] != place.node[dest]
-        moved["inside"] += times * size * (~apart).sum()
-        moved["between"] += times * size * apart.sum()
+        share[link] += times * took
+        apart = (place.node[source] != place.node[dest]).sum()
+        moved["between"] += times * size * apart
+        moved["inside"] += times * size * (len(source) - apart)
         moved["uplink"] += times * size * (place.leaf[source] != place.leaf[dest]).sum()
     return {"seconds": seconds, "rounds": messages, **moved,
             "busiest": max(share, key=share.get, default="none")}
 
 
 def simulated(cluster: Cluster, algorithm: str, ranks: int, nbytes: float, shape=None,
-              across="halving_doubling"):
-    """The World after the algorithm itself ran on clocks; a real element stands for many bytes."""
+              across="halving_doubling") -> list[float]:
+    """Seconds of every rank, the algorithm run on clocks; an element stands for many bytes."""
     from refimpl.collective import allreducer
     pieces = max(1, int(nbytes) // exchange.SEGMENT)
     elements = ranks * max(1, round(2 * pieces / ranks)) if pieces > 1 else max(ranks, 1)
     magnify = nbytes / (4 * elements)
-    options = {"ranks_per_node": int(min(cluster["node.ranks"], ranks)),
+    options = {"ranks_per_node": cluster.per_node(ranks),
                "across": across} if algorithm == "hierarchical" else {}
 
     def program(comm):
-        reduce = allreducer(algorithm, comm, shape, **options)
+        reduce = allreducer(algorithm, comm, shape if algorithm == "torus" else None, **options)
         comm.Barrier()
         before = comm.me.clock
         reduce(np.zeros(elements, np.float32))
@@ -206,6 +212,6 @@ def simulated(cluster: Cluster, algorithm: str, ranks: int, nbytes: float, shape
     kept = exchange.SEGMENT
     exchange.SEGMENT = max(4, round(kept / magnify))  # the same segments, in bytes of the model
     try:
-        return run(ranks, program, cost=Cost(cluster, ranks), magnify=magnify)
+        return run(ranks, program, cost=Cost(cluster, ranks), magnify=magnify).results
     finally:
         exchange.SEGMENT = kept

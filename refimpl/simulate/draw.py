@@ -7,46 +7,44 @@ from refimpl.simulate.trace import Trace, span
 
 def draw(trace: Trace, path: str) -> None:
     """Write the PNG."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    ranks, rows = trace.ranks, len(trace.states)
+    pyplot, ranks, rows = canvas(), trace.ranks, len(trace.states)
     pitch = ranks + max(1.0, ranks / 6)  # of one rank's buffer, in cells
     cell = min(0.62, 15 / (pitch * ranks))  # inches
     figure = pyplot.figure(figsize=(max(5.0, cell * (pitch * ranks - 1) + 2.1), 1.02 * rows + 1.5))
-    axes = figure.add_axes((0, 0, 1, 1))
-    width = figure.get_figwidth() / cell
+    axes, width, left = figure.add_axes((0, 0, 1, 1)), figure.get_figwidth() / cell, -1.65 / cell
     axes.set(xlim=(-1.75 / cell, width - 1.75 / cell), ylim=(-1.02 * rows - 0.45, 1.05))
     axes.axis("off")
     for t, state in enumerate(trace.states):
         for r, buffer in enumerate(state):
             for e, symbol in enumerate(buffer):
                 _cell(axes, r * pitch + e, -1.02 * t, symbol, ranks, cell)
-    names = [f"rank {r}" for r in range(ranks)]
-    if trace.algorithm == "torus":
-        names = [f"{n}: row {r // trace.shape[1]}, column {r % trace.shape[1]}"
-                 if cell > 0.4 else n for r, n in enumerate(names)]
     for r in range(ranks):
-        axes.text(r * pitch + ranks / 2, 0.5, names[r], ha="center", weight="bold")
-        if cell > 0.2:
-            for e in range(ranks):
-                axes.text(r * pitch + e + .5, 0.30, e, ha="center", va="center", size=7, color=".35")
+        place = f": row {r // trace.shape[1]}, column {r % trace.shape[1]}" if trace.shape else ""
+        axes.text(r * pitch + ranks / 2, 0.5, f"rank {r}{place if cell > 0.4 else ''}", ha="center",
+                  weight="bold")
+        for e in range(ranks if cell > 0.2 else 0):
+            axes.text(r * pitch + e + .5, 0.30, e, ha="center", va="center", size=7, color=".35")
     for t in trace.transfers:
         _arrow(axes, t, pitch)
     for when in range(rows - 1):
         phases = dict.fromkeys(f"{t.phase}, {t.turn}" for t in trace.transfers if t.when == when)
-        axes.text(-1.65 / cell, -1.02 * when - 0.61, "\n".join(phases), va="center", size=8.5)
-    title = trace.algorithm.replace("_", "/")
-    if trace.algorithm == "torus":
-        title += f" {trace.shape[0]} x {trace.shape[1]}"
-    axes.text(-1.65 / cell, 0.78, f"{title}, {ranks} ranks", size=13, weight="bold", va="center")
-    axes.text(-1.65 / cell, -1.02 * rows + 0.24, "complete sums:  " + "     ".join(
+        axes.text(left, -1.02 * when - 0.61, "\n".join(phases), va="center", size=8.5)
+    grid = f" {trace.shape[0]} x {trace.shape[1]}" if trace.shape else ""
+    axes.text(left, 0.78, f"{trace.algorithm.replace('_', '/')}{grid}, {ranks} ranks", size=13,
+              weight="bold", va="center")
+    axes.text(left, -1.02 * rows + 0.24, "complete sums:  " + "     ".join(
         f"chunk {span(e)} = {text}" for e, text in trace.orders()), size=8, va="center")
-    axes.text(-1.65 / cell, -1.02 * rows - 0.06, "darker: more ranks are in it;  Σ: complete;  "
-              "arrow: a message;  white: given away, now scratch", size=8,
-              va="center", color=".35")
+    axes.text(left, -1.02 * rows - 0.06, "darker: more ranks are in it;  Σ: complete;  "
+              "arrow: a message;  white: given away, now scratch", size=8, va="center", color=".35")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def canvas():
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    return pyplot
 
 
 def _cell(axes, x, y, symbol, ranks, cell):
@@ -75,13 +73,12 @@ def _arrow(axes, transfer, pitch):
 
 def curves(lines: dict, xlabel: str, ylabel: str, path: str, title: str, ylog=True) -> None:
     """Lines of (x, y) by name, told apart by dash and mark; "published" as points alone."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = canvas()
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for (name, points), dash, mark in zip(lines.items(), ("-", "--", "-.", ":"), "os^x"):
-        axes.plot(*zip(*points), color="0.1", marker=mark, markersize=4 if name != "published" else 9,
-                  linestyle="none" if name == "published" else dash, label=name)
+        axes.plot(*zip(*points), color="0.1", marker=mark, label=name,
+                  markersize=9 if name == "published" else 4,
+                  linestyle="none" if name == "published" else dash)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale="log",
              yscale="log" if ylog else "linear")
     axes.grid(color="0.88")

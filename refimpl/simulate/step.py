@@ -1,6 +1,7 @@
 """A training step on a cluster: compute, the trainer's buckets, and what of them backward hides."""
 import math
 
+from refimpl.collective.grid import default_shape
 from refimpl.simulate.cost import Cluster, closed_form
 
 IMAGES, TAIL = 1_281_167, 53_120 + 4  # ImageNet's training set; batch norm's updates in float32
@@ -46,14 +47,17 @@ def step(cluster: Cluster, ranks: int, plan: dict) -> dict:
     if ranks > 1:  # everyone waits for the slowest of `ranks` normal deviates
         compute *= 1 + cluster["compute.spread"] * math.sqrt(2 * math.log(ranks))
     backward, overlap = compute * cluster["compute.backward"], cluster["compute.overlap"]
-    clock = spent = 0.0
+    shape, clock, spent = plan.get("shape"), 0.0, 0.0
+    if not shape or math.prod(shape) != ranks:  # the recipe's grid is for its own number of ranks
+        shape = default_shape(ranks)
     parts = [(values * plan["wire"], share) for values, share in buckets(cluster["compute.bucket"])]
-    for nbytes, share in [*parts, (4 * TAIL, 1.0)] if ranks > 1 else []:
+    parts = [*parts, (4 * TAIL, 1.0)] if ranks > 1 else []
+    took = {nbytes: cluster["compute.per_bucket"] + closed_form(
+        cluster, plan["algorithm"], ranks, nbytes, shape, plan.get("across", "ring"))["seconds"]
+        for nbytes in {nbytes for nbytes, _ in parts}}
+    for nbytes, share in parts:
         ready = compute - overlap * backward * (1 - share)
-        took = cluster["compute.per_bucket"] + closed_form(
-            cluster, plan["algorithm"], ranks, nbytes, grid_for(ranks, plan.get("shape")),
-            plan.get("across", "ring"))["seconds"]
-        clock, spent = max(clock, ready) + took, spent + took
+        clock, spent = max(clock, ready) + took[nbytes], spent + took[nbytes]
     seconds = max(compute, clock)
     return {"seconds": seconds, "compute": compute, "allreduce": spent,
             "hidden": 1 - (seconds - compute) / spent if spent else 1.0,
@@ -65,14 +69,14 @@ def efficiency(cluster: Cluster, ranks: int, base: int, plan: dict) -> float:
     return step(cluster, base, plan)["seconds"] / step(cluster, ranks, plan)["seconds"]
 
 
-def published(quantity: str, cluster: Cluster, ranks: int, base: int, plan: dict) -> float:
-    """The number that a row of published.toml states."""
-    if quantity == "efficiency":
-        return efficiency(cluster, ranks, base, plan)
-    if quantity == "slowdown":
-        return 1 / efficiency(cluster, ranks, base, plan)
-    return step(cluster, ranks, {**plan, "across": "ring"})["allreduce"] / step(
-        cluster, ranks, plan)["allreduce"]
+def published(entry: dict, cluster: Cluster) -> float:
+    """The model's answer for the figure that a table of published.toml states."""
+    ranks, plan = entry["ranks"], entry["plan"]
+    if entry["quantity"] == "ring_over_halving_doubling":
+        return step(cluster, ranks, {**plan, "across": "ring"})["allreduce"] / step(
+            cluster, ranks, plan)["allreduce"]
+    found = efficiency(cluster, ranks, entry["base"], plan)
+    return found if entry["quantity"] == "efficiency" else 1 / found
 
 
 def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, float]:
@@ -92,11 +96,3 @@ def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, floa
             at = at.but(**{name: bound})
         ends.append(end)
     return ends[0], quantity(cluster), ends[1], order[0], moves[order[0]]
-
-
-def grid_for(ranks: int, shape) -> tuple[int, int]:
-    """The grid that is meant for `ranks`, or the most nearly square one of another number."""
-    if shape and shape[0] * shape[1] == ranks:
-        return tuple(shape)
-    rows = max(d for d in range(1, math.isqrt(ranks) + 1) if ranks % d == 0)
-    return rows, ranks // rows

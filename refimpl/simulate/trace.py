@@ -1,24 +1,21 @@
-"""The transfer table of an algorithm, made by running it on buffers of symbols instead of numbers."""
-import copy
+"""The transfer table of an algorithm, made by running it on symbols instead of numbers."""
 import dataclasses
 
 import numpy as np
 
 from refimpl.collective import grid, halving_doubling, hierarchical, ring, torus
-from refimpl.errors import UsageError
 from refimpl.simulate.comm import run
 
-ALGORITHMS = ("ring", "torus", "halving_doubling", "hierarchical")
 
 
+@dataclasses.dataclass
 class Symbol:
-    """A sum of rank numbers that remembers how it was formed; never changed once made."""
-
-    def __init__(self, text, ranks, depth, cyclic):
-        self.text, self.ranks = text, ranks
-        self.depth = depth  # 0: one rank; 1: a sum of ranks, as 0+1+2; 2: a sum of such sums
-        self.spent = False  # has been given away, and is scratch where it was
-        self.cyclic = cyclic  # written from the sender on, as round a ring, or else sorted
+    """A sum of rank numbers that remembers how it was formed."""
+    text: str
+    ranks: tuple
+    cyclic: bool         # written from the sender on, as round a ring, or else sorted
+    depth: int = 0       # 0: one rank; 1: a sum of ranks, as 0+1+2; 2: a sum of such sums
+    spent: bool = False  # has been given away, and is scratch where it was
 
     def __add__(self, received):
         """The sum as the left fold it is part of: 0+1+2 or (0+1)+(2+3)."""
@@ -29,8 +26,8 @@ class Symbol:
         grows = first.depth == then.depth + 1
         left = first.text if grows or not first.depth else f"({first.text})"
         right = f"({then.text})" if then.depth else then.text
-        return Symbol(f"{left}+{right}", first.ranks + then.ranks,
-                      first.depth + (not grows), self.cyclic)
+        return Symbol(f"{left}+{right}", first.ranks + then.ranks, self.cyclic,
+                      first.depth + (not grows))
 
     def __str__(self):
         return self.text
@@ -38,7 +35,7 @@ class Symbol:
 
 @dataclasses.dataclass
 class Transfer:
-    """In round `when`, rank `source` sends `elements` of its buffer, holding `content`, to `dest`."""
+    """In round `when`, rank `source` sends `elements`, holding `content`, to `dest`."""
     when: int
     phase: str
     turn: int
@@ -55,13 +52,11 @@ class Trace:
     """
 
     def __init__(self, algorithm: str, ranks: int, shape=None, ranks_per_node=None):
-        if algorithm not in ALGORITHMS:
-            raise UsageError(f"algorithm {algorithm!r}: choose from {', '.join(ALGORITHMS)}")
         cyclic = algorithm != "halving_doubling"
         if algorithm == "torus":
             shape = shape or grid.default_shape(ranks)
         self.algorithm, self.ranks, self.shape, self.transfers = algorithm, ranks, shape, []
-        self.buffers = [np.array([Symbol(str(r), (r,), 0, cyclic)] * ranks) for r in range(ranks)]
+        self.buffers = [np.array([Symbol(str(r), (r,), cyclic)] * ranks) for r in range(ranks)]
         self.states = [[list(b) for b in self.buffers]]
 
         def program(comm):
@@ -76,12 +71,9 @@ class Trace:
         run(ranks, program, cost=self, watch=self.watch)
         assert _texts(self.buffers) == _texts(self.states[-1]), "the drawing is not what ran"
 
-    def transfer(self, here, there, nbytes, now):
+    def transfer(self, source, dest, nbytes, now, phase):
         """As cost model: every message takes one unit of time."""
         return now + 1, now + 1, 0.0
-
-    def meeting(self, size):
-        return 0.0
 
     def watch(self, here, there, data, into):
         when, (_, phase, turn, *_) = int(max(here.clock, there.clock)), here.record.waiting
@@ -97,8 +89,7 @@ class Trace:
         for e, symbol in zip(elements, data):
             self.states[-1][there.number][e] = symbol if copies else target[e] + symbol
             if not copies:  # the sender's own copy has had its use
-                self.states[-1][here.number][e] = spent = copy.copy(symbol)
-                spent.spent = True
+                self.states[-1][here.number][e] = dataclasses.replace(symbol, spent=True)
 
     def table(self) -> str:
         """One line per message, a heading per round and phase, and the order of addition."""

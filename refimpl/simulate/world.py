@@ -2,8 +2,10 @@
 the same program takes the same course. A message moves when both its ends are there (rendezvous):
 one copy, no buffering, and a Send nobody receives is found out as the deadlock it may be on MPI.
 """
+import collections
 import functools
 import heapq
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,22 +25,22 @@ class RankFailed(RuntimeError):
 
 class Rank:
     """What one simulated rank is doing."""
+    __slots__ = ("number", "clock", "ended", "waits", "missing", "until", "sent", "result",
+                 "greenlet", "record")
 
     def __init__(self, number: int):
         self.number, self.clock, self.ended = number, 0.0, False
-        self.waits: Any = None  # what it is blocked on, for the deadlock report
+        self.waits: tuple = ()  # what it sleeps on; how much of that is still to come, and how late
+        self.missing, self.until = 0, 0.0
         self.sent: dict[str, list] = {}  # phase -> [messages, modelled bytes]
         self.result = self.greenlet = None
         self.record: Any = None  # exchange's notes: .waiting[1:3] is (phase, round)
 
-    @property
-    def phase(self) -> str:
-        return self.record.waiting[1] if self.record.waiting else ""
-
     def __str__(self):
         waiting = self.record and self.record.waiting
         where = f" ({waiting[1]}, round {waiting[2]})" if waiting else ""
-        return f"rank {self.number}{where} {self.waits}"
+        whom = " and ".join(str(w) for w in self.waits if w.done is None)
+        return f"rank {self.number}{where} waits {whom}"
 
 
 class World:
@@ -48,20 +50,17 @@ class World:
         self.ranks = [Rank(n) for n in range(size)]
         self.ranks_per_node, self.magnify = ranks_per_node or size, magnify
         self.cost, self.watch = cost, watch
-        self.pending: dict[tuple, list] = {}  # messages that lack their other end
-        self.ready: list[tuple] = []  # heap of (clock, order of waking, rank)
-        self.woken = self.contexts = 0
+        # messages that lack their other end: (communicator, source, dest, tag) -> requests
+        self.pending: dict = collections.defaultdict(collections.deque)
+        self.clocks: list[float] = []  # heap of the moments at which ranks can go on,
+        self.ready: dict[float, collections.deque] = {}  # and those ranks, in order of waking
+        self.contexts = itertools.count()  # numbers of communicators
         self.hub, self.failed = getcurrent(), None
 
     @property
     def results(self) -> list:
         """What the program returned, by rank."""
         return [r.result for r in self.ranks]
-
-    @property
-    def seconds(self) -> float:
-        """The modelled time of the slowest rank."""
-        return max(r.clock for r in self.ranks)
 
     def sent(self, rank: int, phase: str | None = None) -> tuple[int, float]:
         """(messages, modelled bytes) that `rank` sent, in one phase or in all."""
@@ -70,58 +69,55 @@ class World:
 
     def wake(self, rank: Rank, clock: float) -> None:
         """Let a rank run again when all ranks with an earlier clock have had their turn."""
-        self.woken += 1
-        heapq.heappush(self.ready, (clock, self.woken, rank))
+        try:
+            self.ready[clock].append(rank)
+        except KeyError:
+            self.ready[clock] = collections.deque((rank,))
+            heapq.heappush(self.clocks, clock)
 
-    def block(self, rank: Rank, why) -> None:
+    def sleep(self, rank: Rank) -> None:
         """Let the others run until something wakes `rank`."""
-        rank.waits = why
-        begun = self.ready and self.ready[0][2].greenlet  # only the hub may start a rank, or the
-        following = self.next() if begun else self.hub    # depth of Python's stack would add up
+        following = self.next()
         if following is not rank.greenlet:
             following.switch()
 
     def next(self) -> greenlet:
-        """The rank whose turn it is, its clock set."""
-        clock, _, rank = heapq.heappop(self.ready)
-        if clock > rank.clock:
-            rank.clock = clock
+        """The rank whose turn it is, its clock set; the hub if there is none or it never ran:
+        a rank started by another one would sit on top of its stack."""
+        if not self.clocks:
+            return self.hub
+        clock = self.clocks[0]
+        queue = self.ready[clock]
+        rank = queue[0]
+        if not rank.greenlet and getcurrent() is not self.hub:
+            return self.hub
+        queue.popleft()
+        if not queue:
+            del self.ready[heapq.heappop(self.clocks)]
+        rank.clock = clock
         return rank.greenlet
 
     def loop(self) -> None:
         """Run until nobody can: control comes back here whenever a rank ends."""
-        while self.ready and not self.failed:
+        while self.clocks and not self.failed:
             self.next().switch()
         if self.failed:
             rank, error = self.failed
             raise RankFailed(f"rank {rank.number} of {len(self.ranks)}: "
                              f"{type(error).__name__}: {error}") from error
-        stuck = [r for r in self.ranks if not r.ended]
-        if stuck:
+        if stuck := [r for r in self.ranks if not r.ended]:
             raise Deadlock(self.who_waits(stuck))
 
     def who_waits(self, stuck: list[Rank], most: int = 16) -> str:
-        """The report of a deadlock: a circle of waiting ranks if there is one, then the others."""
-        chain, rank = [], stuck[0]
+        """The report of a deadlock: from the first rank along the chain of who waits for whom."""
+        chain, rank = {}, stuck[0]
         while not rank.ended and rank not in chain:
-            chain.append(rank)
-            rank = self.ranks[rank.waits.lacks()[0]]
-        circle = chain[chain.index(rank):] if rank in chain else chain
-        lines = [f"deadlock: {len(stuck)} of {len(self.ranks)} ranks wait for ever"]
-        lines += [f"  {r}" for r in circle[:most]]
-        if len(circle) > most:
-            lines.append(f"  ... {len(circle) - most} more in this chain")
-        lines.append(f"  which is where this circle closes: rank {rank.number}" if rank in chain
-                     else f"  rank {rank.number} has ended")
-        rest = [r for r in stuck if r not in circle]
-        lines += [f"  {r}" for r in rest[:most]]
-        return "\n".join(lines + ([f"  ... and {len(rest) - most} more"] * (len(rest) > most)))
-
-    def close(self) -> None:
-        """End every rank that is still inside its program, so that its `finally` parts run."""
-        for rank in self.ranks:
-            if not rank.ended:
-                rank.greenlet.throw(GreenletExit)
+            chain[rank] = None
+            rank = self.ranks[next(w for w in rank.waits if w.done is None).lacks()[0]]
+        lines = [f"deadlock: {len(stuck)} of {len(self.ranks)} ranks wait for ever; rank "
+                 f"{rank.number} {'has ended' if rank.ended else 'closes the circle'}",
+                 *(f"  {r}" for r in {**chain, **dict.fromkeys(stuck)})]
+        return "\n".join(lines[:most] + [f"  ... and {len(lines) - most} more"][:len(lines) > most])
 
 
 def run(size: int, program: Callable, *, ranks_per_node: int | None = None, magnify: float = 1.0,
@@ -132,7 +128,7 @@ def run(size: int, program: Callable, *, ranks_per_node: int | None = None, magn
     without it time stands still. `watch(source, dest, data, into)` sees each message just before
     it is copied; source and dest are of type Rank. Raises RankFailed or Deadlock.
     """
-    from refimpl.simulate.comm import Comm  # comm.py builds on this file
+    from refimpl.simulate.comm import Comm, Group  # comm.py builds on this file
     if size < 1:
         raise UsageError(f"{size} ranks cannot run anything: give at least 1")
     world = World(size, ranks_per_node, magnify, cost, watch)
@@ -145,13 +141,15 @@ def run(size: int, program: Callable, *, ranks_per_node: int | None = None, magn
             world.failed = world.failed or (rank, error)
         rank.ended = True
 
-    group, shared = tuple(range(size)), {"context": 0}
+    everyone = Group(world, list(range(size)))
     for rank in world.ranks:
-        comm = Comm(world, rank, group, rank.number, (), shared)
+        comm = Comm(world, rank, everyone, rank.number)
         rank.greenlet = greenlet(functools.partial(body, rank, comm))
         world.wake(rank, 0.0)
     try:
         world.loop()
-    finally:
-        world.close()
+    finally:  # ranks that are still inside their program: its `finally` parts run
+        for rank in world.ranks:
+            if not rank.ended:
+                rank.greenlet.throw(GreenletExit)
     return world
