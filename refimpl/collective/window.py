@@ -1,12 +1,13 @@
 """Allreduce through shared memory (an MPI-3 window), for ranks of one node: no messages at all.
 
-    buffers in the window           rank 0: [ a0 | b0 | c0 ]  rank 1: [ a1 | b1 | c1 ]  rank 2: ...
-    barrier, reduce-scatter         rank r reads chunk r + 1 of all and adds it up in its own buffer
-    barrier, all-gather, barrier    rank r copies the other chunks from their owners
+    buffers in the window     rank 0: [ a0 | b0 | c0 ]    rank 1: [ a1 | b1 | c1 ]    rank 2: ...
+    barrier                   rank r alone reads and writes chunk r + 1 of all ranks: it adds them
+    barrier                   up and writes the sum to everybody, a block at a time
 
-Order of addition: the ring's (for the oracle: --order ring). Costs per rank: 2(P-1)/P of the bytes
-read from others, three barriers. The buffer must come from `empty`; for any other buffer, with a
-16-bit wire, and without enough shared memory, the ring sends messages.
+Order of addition: the ring's (for the oracle: --order ring). Costs per rank: the buffer is read and
+written once, two barriers. The torus takes the halves apart: `reduce_scatter`, then, behind
+its column, `all_gather`. The buffer must come from `empty`; for any other buffer, with a 16-bit
+wire, and without enough shared memory, the ring sends messages.
 """
 import os
 import sys
@@ -88,22 +89,25 @@ def find(buffer, comm, wire=None):
 
 def allreduce(buffer, comm, wire=None):
     """Sum `buffer` over the ranks of `comm`, in place, with the ring's bits."""
-    if not find(buffer, comm, wire):
+    found = find(buffer, comm, wire)
+    if not found:
         return ring.allreduce(buffer, comm, wire)
-    reduce_scatter(buffer, comm)
-    all_gather(buffer, comm)
+    reduce_scatter(buffer, comm, to_all=True)
+    found[0].meet(comm, "all-gather")
 
 
-def reduce_scatter(buffer, comm, wire=None, phase="reduce-scatter"):
-    """The ring's reduce_scatter, for a buffer in a window."""
+def reduce_scatter(buffer, comm, wire=None, phase="reduce-scatter", to_all=False):
+    """The ring's reduce_scatter, for a buffer in a window; to_all: every rank gets the sum."""
     (shared, views), size, owned = find(buffer, comm), comm.size, comm.rank + 1
     shared.meet(comm, phase)
-    if size > 1:
-        chunks = (chunk(views[r % size], size, owned) for r in range(owned, owned + size))
-        for total, *others, own in zip(*(pieces(c, BLOCK) for c in chunks)):
-            for other in others:  # the first rank's memory serves as scratch
-                add(total, other)
-            add(own, total)
+    chunks = (chunk(views[r % size], size, owned) for r in range(owned, owned + size))
+    for *others, own in zip(*(pieces(c, BLOCK) for c in chunks)):
+        for other in others[1:]:
+            add(others[0], other)  # the first rank's memory serves as scratch
+        if others:
+            add(own, others[0])
+        for other in others if to_all else ():
+            other[...] = own
     return chunk(buffer, size, owned)
 
 
