@@ -12,7 +12,7 @@ import shlex
 from dataclasses import dataclass
 
 from refimpl.errors import UsageError
-from refimpl.settings import FIELDS, Band, Settings, convert, nearest, option
+from refimpl.settings import FIELDS, Settings, convert, nearest, option
 
 try:
     import tomllib

@@ -45,7 +45,7 @@ class Run:
         self.timeline = None
         self._build()
         self.step, self.saved = 0, time.monotonic()
-        self.plan, self.batches, self.order = None, None, (None, None)
+        self.batches, self.order = None, (None, None)
         resumed = checkpoint.resume(self) if settings.resume else None
         self.first_step = self.step
         self.log = everywhere(comm, lambda: RunLog(self, resumed))

@@ -1,12 +1,9 @@
 """The ruler, the inputs, the files, the verbs and what hostile files meet."""
 import csv
 import json
-import math
-import os
 import re
 import subprocess
 import sys
-import zipfile
 from fractions import Fraction
 
 import numpy as np
@@ -16,7 +13,7 @@ from refimpl.errors import UsageError
 from refimpl.oracle import families, spec, words
 from refimpl.oracle.__main__ import USAGE, main
 from refimpl.oracle.cases import Case, dump, load
-from refimpl.oracle.check import examine, where
+from refimpl.oracle.check import where
 from tests.mpi import ROOT
 from tests.oracle_vectors import FILES, PLACE, TABLE, notes, suite
 

@@ -12,7 +12,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 
 import numpy

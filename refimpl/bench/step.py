@@ -35,8 +35,6 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 class Ours:
     """What `train_step` needs of a run, on fixed images; kind "ours", "behind" or "alone"."""
-    asked_to_stop = False
-
     def __init__(self, kind: str, comm, model: nn.Module, images, labels, args, bf16: bool) -> None:
         self.comm, self.model, self.images, self.labels = comm, model, images, labels
         self.bf16 = bf16
