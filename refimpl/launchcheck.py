@@ -5,7 +5,8 @@ import sys
 from collections import Counter
 
 from refimpl.errors import UsageError
-from refimpl.launch import _cores, choose_gpu, refuse_split_world, texts
+from refimpl.device import choose_gpu, own_cores, refuse_split_world
+from refimpl.ranks import gather_text
 
 LENGTH = 1_000_003  # not divisible by any grid
 
@@ -23,7 +24,7 @@ def check() -> int:
     node = split_by_node(comm)
     gpus = _gpus()
     gpu = choose_gpu(node.rank, node.size, gpus) if gpus else None
-    everyone = texts(comm, f"{socket.gethostname()}|{node.size}|{len(_cores())}|{gpus}")
+    everyone = gather_text(comm, f"{socket.gethostname()}|{node.size}|{len(own_cores())}|{gpus}")
     per_node = ranks_per_node(comm)
     rows, columns = default_shape(comm.size, per_node)
     wrong, where = _sum(comm, gpu)

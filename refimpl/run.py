@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from refimpl import checkpoint, config, evaluate, launch
+from refimpl import checkpoint, config, device, evaluate
 from refimpl.collective import allreducer, guard
 from refimpl.collective.grid import split_by_node
 from refimpl.data.images import MEAN, STD
@@ -35,11 +35,11 @@ class Run:
 
     def __init__(self, settings: config.Settings, comm, stop: StopSignal | None = None) -> None:
         self.settings, self.comm, self.stop_signal = settings, comm, stop or StopSignal()
-        guard.agree(comm, settings=config.command(settings), code=launch.code_digest())
+        guard.agree(comm, settings=config.command(settings), code=device.code_digest())
         self._check_ranks()
-        everywhere(comm, lambda: launch.check_device(settings))
-        self.device = launch.choose_device(settings, comm)
-        self.threads = launch.set_threads(settings, comm)
+        everywhere(comm, lambda: device.check_device(settings))
+        self.device = device.choose_device(settings, comm)
+        self.threads = device.set_threads(settings, comm)
         self._open_data()
         self.schedule = Schedule(settings, len(self.train_images))
         self.timeline = None
@@ -154,7 +154,7 @@ class Run:
     def stream_settings(self) -> dict:
         s = self.settings
         return dict(size=s.image_size, short_side=s.val_short_side, seed=s.seed,
-                    processes=launch.loader_processes(s, self.threads, self.device),
+                    processes=device.loader_processes(s, self.threads, self.device),
                     bad_images=s.bad_images, jitter=s.color_jitter, lighting=s.lighting)
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:

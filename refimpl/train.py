@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 
-from refimpl import config, launch
+from refimpl import config, device, launch
 from refimpl.collective.guard import Watchdog
 from refimpl.errors import BadImage, Diverged, UsageError
 from refimpl.ranks import StopSignal, everywhere
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings, flags = config.parse(sys.argv[1:] if argv is None else argv)
         if flags.list_recipes or flags.dry_run:
-            if launch.rank_hint(os.environ) in (0, None):
+            if device.rank_hint(os.environ) in (0, None):
                 print(launch.describe(settings, flags))
             return 0
     except UsageError as error:
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     comm = MPI.COMM_WORLD
     try:
-        launch.refuse_split_world(comm)
+        device.refuse_split_world(comm)
         everywhere(comm, lambda: refuse(problem))
         return train(settings, comm, stop)
     except (UsageError, Diverged) as error:

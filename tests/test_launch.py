@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from refimpl import launch
+from refimpl import device, launch
 from refimpl.config import parse
 from refimpl.errors import UsageError
 from tests.mpi import ROOT, flavours, mpirun
@@ -27,14 +27,14 @@ OPEN, MPICH, SLURM = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOC
     (0, 1, 4, {MPICH: "2", SLURM: "0"}, 2),    # the nearer launcher counts
     (0, 1, 2, {SLURM: "3"}, 1), (0, 1, 4, {OPEN: "x"}, 0), (0, 1, 4, {}, 0)])
 def test_gpu_choice(rank, size, visible, environ, gpu):
-    assert launch.choose_gpu(rank, size, visible, environ) == gpu
+    assert device.choose_gpu(rank, size, visible, environ) == gpu
 
 
 @pytest.mark.parametrize("environ, rank", [
     ({}, None), ({"OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}, 3), ({"PMI_RANK": "2"}, 2),
     ({"SLURM_PROCID": "5"}, 5), ({"PMIX_RANK": "-1"}, None)])
 def test_rank_hint(environ, rank):
-    assert launch.rank_hint(environ) == rank
+    assert device.rank_hint(environ) == rank
 
 
 @pytest.mark.parametrize("environ, size, refused", [
@@ -46,21 +46,21 @@ def test_many_worlds_of_one_rank_are_refused(environ, size, refused):
     comm = SimpleNamespace(size=size)
     if refused:
         with pytest.raises(UsageError, match="each is rank 0 of 1.*mpirun"):
-            launch.refuse_split_world(comm, environ)
+            device.refuse_split_world(comm, environ)
     else:
-        launch.refuse_split_world(comm, environ)
+        device.refuse_split_world(comm, environ)
 
 
-@pytest.mark.parametrize("loaders, threads, device, processes", [
+@pytest.mark.parametrize("loaders, threads, where, processes", [
     (3, 8, "cpu", 3), (0, 8, "cuda:1", 0), (-1, 1, "cpu", 0), (-1, 8, "cpu", 2),
     (-1, 1, "cuda", 0), (-1, 10, "cuda:3", 9), (-1, 64, "cuda", 16)])
-def test_loader_processes(loaders, threads, device, processes):
+def test_loader_processes(loaders, threads, where, processes):
     s = parse(["--loaders", str(loaders)])[0]
-    assert launch.loader_processes(s, threads, device) == processes
+    assert device.loader_processes(s, threads, where) == processes
 
 
 def test_the_digest_of_the_code_is_short_and_stable():
-    assert len(launch.code_digest()) == 16 and launch.code_digest() == launch.code_digest()
+    assert len(device.code_digest()) == 16 and device.code_digest() == device.code_digest()
 
 
 # --- the Slurm script ---------------------------------------------------------------------------

@@ -3,7 +3,8 @@ import os
 
 import pytest
 
-from refimpl.launch import free_cores, texts
+from refimpl.device import free_cores
+from refimpl.ranks import gather_text
 
 
 @pytest.mark.ranks(1, 3)
@@ -18,6 +19,6 @@ def test_ranks_share_the_cores_they_are_bound_to(comm):
 
 
 @pytest.mark.ranks(3)
-def test_texts_come_by_rank_and_are_cut(comm):
-    assert texts(comm, f"rank {comm.rank}") == ["rank 0", "rank 1", "rank 2"]
-    assert texts(comm, "x" * 999) == ["x" * 256] * 3
+def test_texts_come_by_rank_whatever_their_length(comm):
+    assert gather_text(comm, "x" * 300 * comm.rank) == ["", "x" * 300, "x" * 600]
+    assert gather_text(comm, "no text: \udcff") == ["no text: \udcff"] * 3
