@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from refimpl.data import zips
 from refimpl.data.check import check
 from refimpl.data.images import opened, rgb
 from refimpl.data.index import open_index
@@ -49,6 +50,17 @@ def test_a_stopped_pack_goes_on_and_ends_with_the_same_bytes(tmp_path, left):
     assert (len(made) == 0) == (left == 1) and (len(made) < 16) == (left in (3000, 0.5, 0.7, 1))
     with pytest.raises(UsageError, match="exists already"):
         pack(root, out, processes=0)
+
+
+def test_what_the_disk_did_not_keep_gets_no_name(tmp_path, monkeypatch):
+    def finish(writer, whole=zips.Writer.finish):
+        writer.file.seek(writer.at - 1)
+        writer.file.write(b"?")  # the last byte of the last image
+        whole(writer)
+    monkeypatch.setattr(zips.Writer, "finish", finish)
+    with pytest.raises(OSError, match="damaged"):
+        pack(photos(tmp_path / "data"), tmp_path / "x.zip", processes=0)
+    assert not (tmp_path / "x.zip").exists()
 
 
 def test_an_unfinished_pack_of_something_else_is_refused(tmp_path):
@@ -159,7 +171,7 @@ def test_idx_files_become_lossless_images(tmp_path):
 
 
 ODD = {"png.jpg": encoded(picture(), "PNG"), "cmyk.jpg": encoded(picture().convert("CMYK")),
-       "grey.jpg": encoded(picture().convert("L")), "cut.jpg": encoded(picture())[:300],
+       "grey.jpg": encoded(picture().convert("L")), "cut.jpg": encoded(picture())[:-2],
        "no.jpg": b"", "huge.jpg": encoded(picture(4200, 40)),
        "palette.png": encoded(picture().quantize(8), "PNG"), "tiny.jpg": encoded(picture(9, 9)),
        "alpha.png": encoded(picture().convert("RGBA"), "PNG"),
@@ -167,7 +179,7 @@ ODD = {"png.jpg": encoded(picture(), "PNG"), "cmyk.jpg": encoded(picture().conve
 FINDINGS = {"PNG behind .jpg": ["png.jpg"], "CMYK": ["cmyk.jpg"], "grey": ["grey.jpg"],
             "BAD: empty file": ["no.jpg"], "palette": ["palette.png"], "alpha": ["alpha.png"],
             "16-bit": ["deep.png"], "rotated by EXIF (training does not turn it)": ["turned.jpg"],
-            "BAD: Truncated File Read": ["cut.jpg"]}
+            "BAD: OSError: image file is truncated (N bytes not processed)": ["cut.jpg"]}
 
 
 def odd_tree(root):
