@@ -26,18 +26,15 @@ class Request:
         self.asleep = False  # its rank waits for it
 
     def Wait(self) -> bool:
-        """Block until the buffer may be used again."""
-        self.comm.wait(self)
+        """Block until the buffer may be used again; ranks that are behind that moment go first."""
+        me, world = self.comm.me, self.comm.world
+        if self.done is None:
+            self.asleep = True
+            world.sleep(me, self)
+        elif self.work or self.done > me.clock:
+            world.wake(me, max(me.clock, self.done) + self.work)
+            world.sleep(me, self)
         return True
-
-    def complete(self, clock: float, work: float = 0.0) -> None:
-        self.done, self.work = clock, work
-        if self.asleep:
-            me = self.comm.me
-            me.until = (clock if clock > me.until else me.until) + work
-            me.missing -= 1
-            if not me.missing:
-                self.comm.world.wake(me, me.until)
 
     def lacks(self) -> list[int]:
         return [self.comm.group.ranks[self.peer]]
@@ -57,7 +54,6 @@ class Group:
 
 class Meeting:
     """A collective call in progress: what each rank brought, until the last one arrives."""
-    done = None
 
     def __init__(self, name: str, group: Group, first: int):
         self.name, self.group, self.first, self.brought = name, group, first, {}
@@ -95,23 +91,6 @@ class Comm:
             move(queue.popleft(), mine)
         return mine
 
-    def wait(self, *requests: Request) -> None:
-        """Block until all are complete; ranks that are behind that moment go first."""
-        me, until, missing = self.me, self.me.clock, 0
-        for request in requests:
-            if request.done is None:
-                request.asleep = True
-                missing += 1
-            else:
-                until = (request.done if request.done > until else until) + request.work
-        if missing:
-            me.waits, me.missing, me.until = requests, missing, until
-        elif until > me.clock:
-            self.world.wake(me, until)
-        else:
-            return
-        self.world.sleep(me)
-
     def Isend(self, buf, dest, tag=0):
         return self.post(True, buf, dest, tag)
 
@@ -119,14 +98,15 @@ class Comm:
         return self.post(False, buf, source, tag)
 
     def Send(self, buf, dest, tag=0):
-        self.wait(self.post(True, buf, dest, tag))
+        self.post(True, buf, dest, tag).Wait()
 
     def Recv(self, buf, source, tag=0):
-        self.wait(self.post(False, buf, source, tag))
+        self.post(False, buf, source, tag).Wait()
 
     def Sendrecv(self, sendbuf, dest, sendtag, recvbuf, source, recvtag):
-        self.wait(self.post(False, recvbuf, source, recvtag),
-                  self.post(True, sendbuf, dest, sendtag))
+        incoming = self.post(False, recvbuf, source, recvtag)
+        self.post(True, sendbuf, dest, sendtag).Wait()
+        incoming.Wait()
 
     def meet(self, name: str, value, combine):
         """Bring `value`, wait for all ranks, return this rank's entry of `combine(values)`."""
@@ -140,8 +120,7 @@ class Comm:
                                f"{meeting.name}")
         meeting.brought[self.rank] = value
         if len(meeting.brought) < self.size:
-            self.me.waits = (meeting,)
-            world.sleep(self.me)
+            world.sleep(self.me, meeting)
         else:
             del meetings[number]
             meeting.results = combine([meeting.brought[r] for r in range(self.size)])
@@ -231,9 +210,11 @@ def move(send: Request, receive: Request) -> None:
     count[1] += nbytes
     if world.cost:
         now = max(here.clock, there.clock)
-        sent, received, work = world.cost.transfer(here.number, there.number, nbytes, now, phase)
-        send.complete(sent)
-        receive.complete(received, work)
+        send.done, receive.done, receive.work = world.cost.transfer(
+            here.number, there.number, nbytes, now, phase)
     else:
-        send.complete(0.0)
-        receive.complete(0.0)
+        send.done = receive.done = 0.0
+    if send.asleep:
+        world.wake(here, send.done)
+    if receive.asleep:
+        world.wake(there, receive.done + receive.work)

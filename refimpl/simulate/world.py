@@ -25,13 +25,12 @@ class RankFailed(RuntimeError):
 
 class Rank:
     """What one simulated rank is doing."""
-    __slots__ = ("number", "clock", "ended", "waits", "missing", "until", "sent", "result",
-                 "greenlet", "record")
+    __slots__ = ("number", "clock", "ended", "waits", "sent", "result", "greenlet",
+                 "record")
 
     def __init__(self, number: int):
         self.number, self.clock, self.ended = number, 0.0, False
-        self.waits: tuple = ()  # what it sleeps on; how much of that is still to come, and how late
-        self.missing, self.until = 0, 0.0
+        self.waits: Any = None  # the Request or Meeting that it sleeps on
         self.sent: dict[str, list] = {}  # phase -> [messages, modelled bytes]
         self.result = self.greenlet = None
         self.record: Any = None  # exchange's notes: .waiting[1:3] is (phase, round)
@@ -39,8 +38,7 @@ class Rank:
     def __str__(self):
         waiting = self.record and self.record.waiting
         where = f" ({waiting[1]}, round {waiting[2]})" if waiting else ""
-        whom = " and ".join(str(w) for w in self.waits if w.done is None)
-        return f"rank {self.number}{where} waits {whom}"
+        return f"rank {self.number}{where} waits {self.waits}"
 
 
 class World:
@@ -75,8 +73,9 @@ class World:
             self.ready[clock] = collections.deque((rank,))
             heapq.heappush(self.clocks, clock)
 
-    def sleep(self, rank: Rank) -> None:
+    def sleep(self, rank: Rank, why) -> None:
         """Let the others run until something wakes `rank`."""
+        rank.waits = why
         following = self.next()
         if following is not rank.greenlet:
             following.switch()
@@ -113,7 +112,7 @@ class World:
         chain, rank = {}, stuck[0]
         while not rank.ended and rank not in chain:
             chain[rank] = None
-            rank = self.ranks[next(w for w in rank.waits if w.done is None).lacks()[0]]
+            rank = self.ranks[rank.waits.lacks()[0]]
         lines = [f"deadlock: {len(stuck)} of {len(self.ranks)} ranks wait for ever; rank "
                  f"{rank.number} {'has ended' if rank.ended else 'closes the circle'}",
                  *(f"  {r}" for r in {**chain, **dict.fromkeys(stuck)})]
