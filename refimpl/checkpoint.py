@@ -181,7 +181,7 @@ def load(path: pathlib.Path) -> tuple[dict, str]:
 
 FREE = {"recipe", "data", "name", "out", "max_steps", "eval_every", "save_every", "save_steps",
         "save_minutes", "resume", "images", "trace", "state", "timeline", "check_every", "timeout",
-        "loaders", "bad_images", "device", "threads", "allreduce", "across", "grid", "overlap"}
+        "loaders", "bad_images", "cache", "device", "threads", "allreduce", "across", "grid", "overlap"}
 
 
 def fits(run, content: dict, path) -> str:

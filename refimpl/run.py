@@ -11,9 +11,8 @@ from torch import nn
 from refimpl import checkpoint, config, device, evaluate
 from refimpl.collective import allreducer, guard
 from refimpl.collective.grid import split_by_node
-from refimpl.data.images import MEAN, STD
 from refimpl.data.index import open_index
-from refimpl.data.loader import stream
+from refimpl.data.loader import normalise, stream
 from refimpl.data.order import epoch_order, minibatch, share
 from refimpl.errors import Diverged, UsageError
 from refimpl.gradients import Gradients
@@ -62,8 +61,9 @@ class Run:
         source = self.settings.source
 
         def both():
-            train = open_index(source, "train")
-            return train, open_index(source, "val", classes=train.classes)
+            cache = self.settings.cache or None
+            train = open_index(source, "train", cache=cache)
+            return train, open_index(source, "val", classes=train.classes, cache=cache)
         self.train_images, self.val_images = everywhere(self.comm, both)
         guard.agree(self.comm, train=self.train_images.digest, val=self.val_images.digest)
         self.classes = self.settings.classes or len(self.train_images.classes)
@@ -110,8 +110,6 @@ class Run:
         self.scale = LossScale(s.loss_scale, max(b.workers for b in s.in_bands()),
                                s.precision == "fp16" or wire == "float16")
         self.loss = nn.CrossEntropyLoss(label_smoothing=s.label_smoothing, reduction="sum")
-        mean, std = (torch.tensor(c, device=self.device).view(1, 3, 1, 1) for c in (MEAN, STD))
-        self.shift, self.per_level = -mean / std, 1 / (255 * std)
 
     def _one_cpu_node(self) -> bool:
         """Where adding and computing share the same cores, nothing can hide behind anything."""
@@ -158,9 +156,7 @@ class Run:
                     bad_images=s.bad_images, jitter=s.color_jitter, lighting=s.lighting)
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
-        images = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        images = torch.addcmul(self.shift, images, self.per_level)  # (x / 255 - mean) / std
-        return images.contiguous(memory_format=self.layout)
+        return normalise(images.to(self.device, non_blocking=True), self.layout)
 
     def _plan(self):
         """(epoch, sample ids) of every worker batch this rank still has to play, in order."""

@@ -38,6 +38,8 @@ class RunLog:
                 raise UsageError(f"--out {run.settings.out}: {error.strerror} ({error.filename}); give "
                                  "a folder that can be made and written") from None
             print(self._greeting(), flush=True)
+            for note in (*run.train_images.notes, *run.val_images.notes):
+                print(note, file=sys.stderr, flush=True)
         self.bar = tqdm(total=run.schedule.total_steps, initial=run.step, unit="step", leave=False,
                         disable=not self.first, mininterval=0.5, dynamic_ncols=True)
 

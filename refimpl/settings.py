@@ -100,6 +100,7 @@ class Settings:
                           below=4097)
     val_short_side: int = _is(256, DATA, "shorter side before the validation crop", least=1, below=8193)
     classes: int = _is(0, DATA, "0: as many as the data has", least=0, below=1 << 24)
+    cache: str = _is("", DATA, "folder that keeps the list of images between runs (default: none)")
     color_jitter: float = _is(0.0, DATA, "brightness, contrast, saturation (0: none)", least=0)
     lighting: float = _is(0.0, DATA, "standard deviation of PCA lighting (0: none)", least=0)
     bad_images: str = _is("stop", DATA, "what a broken image does", "stop", "replace")

@@ -22,8 +22,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from refimpl.data.images import MEAN, STD, draws, train_view
+from refimpl.data.images import draws, train_view
 from refimpl.data.index import open_index
+from refimpl.data.loader import normalise
 from refimpl.data.order import epoch_order
 from refimpl.model import ResNet, batch_norms, initialise
 
@@ -51,10 +52,7 @@ def digest(some) -> str:
 
 def batch(index, epoch: int, ids) -> tuple[torch.Tensor, torch.Tensor]:
     pixels = np.stack([train_view(index.read(i), SIZE, draws(SEED, epoch, int(i))) for i in ids])
-    mean, std = (torch.tensor(c).view(1, 3, 1, 1) for c in (MEAN, STD))
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-    images = torch.addcmul(-mean / std, images, 1 / (255 * std)).contiguous()
-    return images, torch.from_numpy(index.labels[ids])
+    return normalise(torch.from_numpy(pixels)), torch.from_numpy(index.labels[ids])
 
 
 def sgd(model: nn.Module, everything: bool) -> torch.optim.SGD:

@@ -63,7 +63,8 @@ def twin(settings, schedule, workers: int, fold) -> tuple[ResNet, Optimizer]:
                           weight_decay=s.weight_decay)
     parameters = list(model.parameters())[::-1]
     buffers = [b for m in batch_norms(model) for b in (m.running_mean, m.running_var)]
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, STD))
+    scale, shift = (torch.tensor(v).view(1, 3, 1, 1) for v in (
+        [1 / (255 * d) for d in STD], [-m / d for m, d in zip(MEAN, STD)]))
     for step in range(STEPS):
         m = schedule.at(step)
         order = epoch_order(s.seed, m.epoch_index, len(index))
@@ -73,8 +74,7 @@ def twin(settings, schedule, workers: int, fold) -> tuple[ResNet, Optimizer]:
             ids = order[m.position + worker * N:m.position + (worker + 1) * N]
             images = np.stack([train_view(index.read(i), s.image_size,
                                           draws(s.seed, m.epoch_index, int(i))) for i in ids])
-            x = torch.from_numpy(images).permute(0, 3, 1, 2)
-            x = torch.addcmul(-mean / std, x, 1 / (255 * std)).contiguous()
+            x = torch.from_numpy(images).permute(0, 3, 1, 2).float().contiguous() * scale + shift
             for b, old in zip(buffers, before):
                 b.copy_(old)
             for p in parameters:

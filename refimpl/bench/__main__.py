@@ -5,6 +5,7 @@ import sys
 from ..errors import UsageError
 
 COMMANDS = {"allreduce": "time each algorithm over message sizes, beside MPI's own and Gloo",
+            "input": "images/s of the input, beside torchvision's (needs torchvision)",
             "step": "time a training step beside torch's DDP and beside no communication"}
 
 
