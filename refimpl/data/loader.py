@@ -90,7 +90,8 @@ class Maker:
 
 
 def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, processes=0,
-           bad_images="stop", jitter=0.0, lighting=0.0, ahead=2, say=partial(print, file=sys.stderr, flush=True)):
+           bad_images="stop", jitter=0.0, lighting=0.0, ahead=2,
+           say=partial(print, file=sys.stderr, flush=True)):
     """Yield a Batch for each (epoch, ids) of `plan`, in its order.
 
     view: "train" or "val" (the short side becomes short_side, by default size * 256 / 224).
