@@ -35,6 +35,8 @@ class Reducer(contextlib.AbstractContextManager):
                  ranks_per_node: int | None = None, across: str = "ring", check: str = "always"):
         if algorithm not in ALGORITHMS:
             raise UsageError(f"algorithm {algorithm!r}: choose from {', '.join(ALGORITHMS)}")
+        if check not in ("always", "first"):
+            raise UsageError(f"check {check!r}: choose always or first")
         self.algorithm, self.check, self.calls, self._seen = algorithm, check, 0, set()
         self.comm = self.place = comm.Dup()
         guard.agree(self.comm, algorithm=algorithm, grid=shape, ranks_per_node=ranks_per_node,
@@ -50,8 +52,8 @@ class Reducer(contextlib.AbstractContextManager):
         facts = {"layout": problem or "as it must be", "bucket": name,
                  "length": getattr(buffer, "size", "none"), "wire": wire,
                  "dtype": dtype or str(getattr(buffer, "dtype", "none")),
-                 "place in the window": problem or window.locate(buffer)[1]}
-        kind = tuple(facts.values())
+                 "place in shared memory": problem or window.place(buffer)}
+        kind = str(facts)
         if self.check == "always" or kind not in self._seen:
             guard.agree(self.comm, call=self.calls, **facts)
             self._seen.add(kind)
@@ -96,7 +98,7 @@ def _problem(buffer, wire, dtype, algorithm) -> str:
                 f"with strides {buffer.strides}: reduce a contiguous copy and write it back")
     if not getattr(buffer.flags, "writeable", True):
         return "a buffer must be writeable: the sum is written in place"
-    if wire is not None and (wire not in buffers.WIRES or name != "float32"):
+    if wire is not None and (wire not in list(buffers.WIRES) or name != "float32"):
         return f"wire={wire!r} with {name}: a wire is float16 or bfloat16, for float32 buffers"
     if algorithm == "mpi" and (wire or name in buffers.WIRES):
         return (f"MPI's own Allreduce knows neither 16-bit types ({name}) nor wires ({wire}): take "

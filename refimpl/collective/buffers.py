@@ -116,13 +116,13 @@ def pack(values, out, wire) -> None:
         module(values).asnumpy(values, out=out)
 
 
-def land(received, into, adding: bool, wire) -> None:
-    """Bring what lies in the scratch `received` into the buffer: added or copied."""
+def land(received, into, adding: bool) -> None:
+    """Bring what lies in the scratch `received` into the buffer: added, or widened or copied."""
     if on_device(into) and not on_device(received):
         received = module(into).asarray(received)
     if adding:
         add(into, received)
-    elif wire:
+    elif received.dtype != into.dtype:
         convert(into, received)
     else:
         into[...] = received

@@ -100,9 +100,9 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
         if out is not None:
             leaving.append(comm.Isend(_words(out), to))
         if before:
-            _finish(*before, add, wire)
+            _finish(*before, add)
     if arriving:
-        _finish(*arriving, add, wire)
+        _finish(*arriving, add)
     for request in leaving:
         request.Wait()
     record.waiting = None
@@ -113,10 +113,10 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
         record.timeline.append((phase, turn, to, source, sent, start, time.monotonic()))
 
 
-def _finish(request, landing, into, add, wire):
+def _finish(request, landing, into, add):
     request.Wait()
     if landing is not into:
-        buffers.land(landing, into, add, wire)
+        buffers.land(landing, into, add)
 
 
 def _words(array):

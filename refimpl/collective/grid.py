@@ -55,7 +55,7 @@ def default_shape(size: int, ranks_per_node: int | None = None) -> tuple[int, in
 
 
 def ranks_per_node(comm) -> int | None:
-    """Ranks of every node, if they are equally many and numbered node by node; otherwise None."""
+    """Ranks of each node, if they are equally many and numbered node by node; otherwise None."""
     node = split_by_node(comm)
     leader = numpy.array([comm.rank])
     node.Bcast(leader, root=0)

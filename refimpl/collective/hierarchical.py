@@ -11,12 +11,14 @@ all links of the chain are busy at once.
 """
 from typing import Any, Callable, NamedTuple
 
+import numpy
+
 from ..errors import UsageError
 from . import exchange as moving
 from . import halving_doubling, ring, torus, window
 from .buffers import pieces
 from .exchange import exchange
-from .grid import make_grid, split_by_node
+from .grid import fitting, make_grid, split_by_node
 
 ACROSS = {"ring": ring, "torus": torus, "halving_doubling": halving_doubling}
 
@@ -42,7 +44,10 @@ def make_nodes(comm, ranks_per_node=None, across="ring", shape=None) -> Nodes:
         raise UsageError(f"across {across!r}: choose from {', '.join(ACROSS)}")
     if ranks_per_node is not None and ranks_per_node < 1:
         raise UsageError(f"ranks_per_node {ranks_per_node}: use 1 or more")
-    node = split_by_node(comm, ranks_per_node)
+    node, leading = split_by_node(comm, ranks_per_node), numpy.empty(comm.size, numpy.int64)
+    comm.Allgather(numpy.array([int(node.rank == 0)]), leading)
+    if across == "torus" and shape is not None:
+        fitting(shape, int(leading.sum()))  # all ranks know, not the leaders alone
     leaders = among = comm.Split(min(node.rank, 1), comm.rank)
     if node.rank == 0 and across == "torus":
         among = make_grid(leaders, shape)

@@ -15,5 +15,5 @@ def allreduce(buffer, comm, wire=None):
         with waiting("MPI_Allreduce", comm):
             comm.Allreduce(MPI.IN_PLACE, where)
         if staged:
-            buffers.land(where, piece, False, None)
+            buffers.land(where, piece, False)
     traffic().count("MPI_Allreduce", buffer.nbytes)

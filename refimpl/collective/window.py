@@ -20,15 +20,16 @@ from .exchange import waiting
 from .grid import split_by_node
 
 BLOCK = 1 << 17  # bytes added at a time: partial sums stay in the cache
+_made = 0  # windows so far, as far as this rank has heard
 _windows: list["Shared"] = []
 
 
 class Shared:
     """`nbytes` of memory of every rank of one node; each rank sees all of it."""
 
-    def __init__(self, comm, node, nbytes: int):
+    def __init__(self, comm, node, nbytes: int, number: int):
         from mpi4py import MPI
-        self.comm, self.node, self.group = comm, node, node.Get_group()
+        self.comm, self.node, self.group, self.number = comm, node, node.Get_group(), number
         self.handle = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
         self.handle.Lock_all()  # for the window's life: what makes Sync legal
         self.words = [numpy.frombuffer(self.handle.Shared_query(rank)[0], numpy.uint8)[:nbytes]
@@ -45,12 +46,14 @@ class Shared:
 
 def empty(comm, length: int, dtype):
     """An array in memory that the ranks of each node share; ordinary ones if a node has no room."""
+    global _made
     node, nbytes = split_by_node(comm), length * numpy.dtype(dtype).itemsize
-    shm, lacks = os.statvfs("/dev/shm"), numpy.empty(comm.size, numpy.int64)
+    shm, heard = os.statvfs("/dev/shm"), numpy.empty((comm.size, 2), numpy.int64)
     lack = nbytes * node.size + (16 << 20) - shm.f_bavail * shm.f_frsize
-    comm.Allgather(numpy.array([lack]), lacks)
+    comm.Allgather(numpy.array([lack, _made]), heard)
+    lacks, _made = heard[:, 0], int(heard[:, 1].max()) + 1  # a number that all its ranks know
     if lacks.max() <= 0:
-        return Shared(comm, node, nbytes).words[node.rank].view(dtype)
+        return Shared(comm, node, nbytes, _made).words[node.rank].view(dtype)
     node.Free()
     if comm.rank == 0:  # a window would end in SIGBUS, without a word
         print(f"window: the node of rank {lacks.argmax()} lacks {(lacks.max() >> 20) + 1} MB of "
@@ -75,6 +78,12 @@ def locate(buffer):
         if 0 <= low < mine.size:
             return shared, low
     return None, None
+
+
+def place(buffer) -> str:
+    """Where the buffer lies, in words that are equal on ranks whose buffers belong together."""
+    shared, low = locate(buffer)
+    return f"window {shared.number}, byte {low}" if shared else "no window"
 
 
 def find(buffer, comm, wire=None):
