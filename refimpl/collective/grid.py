@@ -33,13 +33,19 @@ def make_grid(comm, shape: tuple[int, int] | None = None) -> Grid:
     """
     if shape is None:
         shape = default_shape(comm.size, ranks_per_node(comm))
-    rows, columns = (int(side) for side in shape)
-    if rows < 1 or columns < 1 or rows * columns != comm.size:
-        choices = ", ".join(f"{comm.size // c}x{c}" for c in _divisors(comm.size))
-        raise UsageError(f"a grid of {rows} x {columns} does not hold {comm.size} ranks: "
-                         f"choose one of {choices}")
+    rows, columns = fitting(shape, comm.size)
     cart = comm.Create_cart((rows, columns), periods=(True, True), reorder=False)
     return Grid(cart, cart.Sub((False, True)), cart.Sub((True, False)), rows, columns)
+
+
+def fitting(shape, size: int) -> tuple[int, int]:
+    """The shape as (R, C); UsageError if it is none or R * C is not `size`."""
+    sides = tuple(shape)
+    if len(sides) != 2 or not all(isinstance(side, (int, numpy.integer)) and side > 0
+                                  for side in sides) or sides[0] * sides[1] != size:
+        choices = ", ".join(f"{size // c}x{c}" for c in _divisors(size))
+        raise UsageError(f"a grid of {shape!r} does not hold {size} ranks: choose one of {choices}")
+    return int(sides[0]), int(sides[1])
 
 
 def default_shape(size: int, ranks_per_node: int | None = None) -> tuple[int, int]:
@@ -49,8 +55,8 @@ def default_shape(size: int, ranks_per_node: int | None = None) -> tuple[int, in
     are uneven (None) only the number of steps counts. A prime size gives 1 x N.
     """
     node = ranks_per_node or 1
-    fitting = [c for c in _divisors(size) if node % c == 0 or c % node == 0]
-    columns = min(fitting, key=lambda c: (c + size // c, -c))
+    allowed = [c for c in _divisors(size) if node % c == 0 or c % node == 0]
+    columns = min(allowed, key=lambda c: (c + size // c, -c))
     return size // columns, columns
 
 
