@@ -157,14 +157,14 @@ def test_a_window_on_some_ranks_only_is_refused(comm):
     reduce = allreducer("window", comm)
     inside = reduce.empty(10)
     mine = inside if comm.rank else np.zeros(10, np.float32)
-    assert "place in the window" in message(lambda: reduce(mine))
+    assert "place in shared memory" in message(lambda: reduce(mine))
 
 
 @MANY
 def test_different_places_of_a_window_are_refused(comm):
     with allreducer("window", comm) as reduce:
         inside = reduce.empty(10)
-        assert "in the window" in message(lambda: reduce(inside[comm.rank:comm.rank + 4]))
+        assert "place in shared memory" in message(lambda: reduce(inside[comm.rank:comm.rank + 4]))
 
 
 @pytest.mark.ranks(2)
@@ -178,3 +178,40 @@ def test_freed_reducers_leave_nothing_behind(comm):
     for _ in range(100):
         with allreducer("window", comm) as reduce:
             reduce(reduce.empty(1000))
+
+
+@pytest.mark.ranks(2, 3)
+def test_buffers_of_two_windows_are_refused_alike(comm):
+    """Their places in the windows are equal, the windows are not: the sums would be mixed."""
+    for name in ("window", "torus", "hierarchical"):
+        with allreducer(name, comm) as reduce:
+            first, second = reduce.empty(6), reduce.empty(6)
+            mine = first if comm.rank == 0 else second
+            assert "place in shared memory" in message(lambda: reduce(mine))
+
+
+@pytest.mark.ranks(4)
+def test_a_window_of_half_the_ranks_is_no_window_of_all(comm):
+    half = comm.Split(comm.rank % 2, comm.rank)
+    with allreducer("window", half) as narrow, allreducer("window", comm) as wide:
+        inner, outer = narrow.empty(6), wide.empty(6)
+        mine = inner if comm.rank % 2 else outer
+        assert "place in shared memory" in message(lambda: wide(mine))
+        inner[:] = comm.rank + 1  # all in windows of their halves: by messages, and right
+        wide(inner)
+        assert inner.tolist() == [10.0] * 6
+    half.Free()
+
+
+@pytest.mark.ranks(4)
+def test_a_bad_grid_of_leaders_is_refused_on_all_ranks(comm):
+    for shape in ((5, 7), (1.5, 2), (3,), "1x2"):
+        with pytest.raises(UsageError, match="does not hold 2 ranks"):
+            allreducer("hierarchical", comm, shape, ranks_per_node=2, across="torus")
+
+
+@pytest.mark.ranks(2)
+def test_a_wire_of_no_known_kind_on_one_rank_is_refused_on_all(comm):
+    with allreducer("ring", comm) as reduce:
+        buffer = np.zeros(3, np.float32)
+        assert "wire" in message(lambda: reduce(buffer, wire=["float16"] if comm.rank else None))
