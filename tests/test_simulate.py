@@ -165,6 +165,10 @@ def test_no_ranks_is_refused():
 class DeviceArray:
     """What a CuPy array offers, with no way to the host: any NumPy function on it fails."""
 
+    def reshape(self, *shape):
+        assert shape == (-1,) and self.ndim == 1
+        return self
+
     def __init__(self, data):
         self._data = data
         self.dtype, self.ndim, self.nbytes, self.size = data.dtype, 1, data.nbytes, data.size

@@ -1,5 +1,6 @@
 """The cost model: by hand for one message, closed form against simulation, steps, the commands."""
 import json
+import shlex
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 
 from refimpl.simulate import step as steps
 from refimpl.simulate.__main__ import main
-from refimpl.simulate.cost import FOLDER, Cluster, closed_form, simulated, tomllib
+from refimpl.simulate.cost import ALGORITHMS, FOLDER, Cluster, closed_form, simulated, tomllib
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
@@ -143,6 +144,47 @@ def test_the_commands_answer(command, tmp_path):
     assert code == 0 and "100.0%" in out
     code, _, err = command("allreduce", "--ranks", "16", "--set", "between.speed=1")
     assert code == 2 and "no constant between.speed" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("line, said", [(line, said) for lines, said in [
+    (["scaling --ranks 0:4", "scaling --ranks 4", "scaling --ranks a:b", "scaling --ranks 64:4"],
+     "FIRST:LAST"),
+    (["allreduce --ranks 0", "allreduce --ranks -4", "allreduce --ranks 2.5", "step --ranks 0",
+      "trace --ranks-per-node 0", "allreduce --ranks 10000000000"], "whole number from 1"),
+    ([f"allreduce --ranks 4 --bytes {b}" for b in ("0", "nan", "1e400", "-5", "5GK", "M", "''")],
+     "51M"),
+    ([f"allreduce --ranks 4 --set {s}" for s in (
+        "between.latency=nan", "between.latency=-1", "between.bandwidth=0", "between.bandwidth=inf",
+        "node.ranks=0", "node.ranks=2.5", "rank.add=1e-300")], "from "),
+    (["allreduce --ranks 4 --set x", "step --set between.latency=fast"], "NAME=VALUE"),
+    (["trace --ranks 5 --algorithm ring --grid 2x3", "trace --ranks 6 --algorithm ring --grid 2x3",
+      "allreduce --ranks 6 --grid 2x2", "step --ranks 8 --grid 2x3"], "torus"),
+    (["trace --grid 2", "trace --grid 0x4", "trace --grid 2x"], "ROWSxCOLUMNS"),
+    (["trace --ranks 100 --plot x.png", "trace --ranks 1000"], "at most 16 in a picture"),
+    (["trace --plot /nonexist/x.png", "trace --plot x.jpeg2", "scaling --plot /nonexist/x.png"],
+     "in a folder that exists"),
+    (["fit /nonexist", "fit {0}", "fit {0}/empty", "fit {0}/text", "fit {0}/list", "fit {0}/lacks",
+      "fit {0}/zero"], "not rows of bench"),
+    (["fit x --constants speed", "step --algorithm speed", "allreduce --ranks 8 --across speed",
+      "step --wire speed"], "choose from"),
+    (["step --cluster ../published"], "choose from abci")] for line in lines])
+def test_what_a_user_gives_wrong_is_one_line_and_code_2(command, tmp_path, line, said):
+    for name, text in (("empty", ""), ("text", "x"), ("list", "[1]"), ("lacks", "{}"), ("zero", (
+            '{"algorithm": "ring", "ranks": 2, "bytes": 4, "median_s": 0}'))):
+        (tmp_path / name).write_text(text)
+    code, _, err = command(*shlex.split(line.format(tmp_path)))
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("across", ["ring", "torus", "halving_doubling"])
+def test_the_last_node_may_have_fewer_ranks(command, across):
+    code, out, _ = command("allreduce", "--ranks", "7", "--across", across, "--algorithms", "all")
+    assert code == 0 and all(f"\n{name} " in out for name in ALGORITHMS)
+
+
+def test_a_step_of_another_network_says_so(command):
+    code, out, _ = command("step", "--recipe", "demo")
+    assert code == 0 and "note: demo is another network" in out
 
 
 def test_simulating_needs_no_torch():

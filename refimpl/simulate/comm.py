@@ -7,13 +7,7 @@ import operator
 
 import numpy as np
 
-from refimpl.simulate.world import Rank, World, run
-
-__all__ = ["Comm", "Request", "run"]
-
-
-def flat(array):
-    return array if array.ndim == 1 else array.reshape(-1)
+from refimpl.simulate.world import Rank, World, run  # noqa: F401
 
 
 class Request:
@@ -135,23 +129,23 @@ class Comm:
         self.meet("Barrier", None, lambda values: values)
 
     def Bcast(self, buf, root=0):
-        flat(buf)[...] = self.meet(f"Bcast(root={root})", flat(buf),
+        buf.reshape(-1)[...] = self.meet(f"Bcast(root={root})", buf.reshape(-1),
                                    lambda values: [values[root].copy()] * self.size)
 
     def Allgather(self, sendbuf, recvbuf):
-        out = flat(recvbuf)
+        out = recvbuf.reshape(-1)
 
         def combine(values):
             n, joined = len(values[0]), out.copy()
             for r, value in enumerate(values):
                 joined[r * n:(r + 1) * n] = value
             return [joined] * self.size
-        out[...] = self.meet("Allgather", flat(sendbuf).copy(), combine)
+        out[...] = self.meet("Allgather", sendbuf.reshape(-1).copy(), combine)
 
     def Allreduce(self, sendbuf, recvbuf):
         """The sum in rank order; sendbuf may be MPI.IN_PLACE."""
-        mine = flat(sendbuf if hasattr(sendbuf, "dtype") else recvbuf)
-        flat(recvbuf)[...] = self.meet("Allreduce", mine.copy(), lambda values:
+        mine = (sendbuf if hasattr(sendbuf, "dtype") else recvbuf).reshape(-1)
+        recvbuf.reshape(-1)[...] = self.meet("Allreduce", mine.copy(), lambda values:
                                        [functools.reduce(operator.add, values)] * self.size)
 
     def Split(self, color=0, key=0):

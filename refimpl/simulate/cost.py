@@ -12,34 +12,29 @@ import pathlib
 import numpy as np
 
 from refimpl.collective import exchange
+from refimpl.collective.grid import default_shape
+from refimpl.config import tomllib
 from refimpl.errors import UsageError
 from refimpl.simulate.comm import run
 
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
-
 ALGORITHMS = ("ring", "torus", "halving_doubling", "hierarchical")
 LINKS = ("inside", "between")
+WHOLE = ("node.ranks", "node.per_leaf", "inside.channels", "between.channels")
+FREE = ("latency", "overhead", "backward", "overlap", "spread", "bucket", "on_channel")  # may be 0
 COPIES = ("all-gather", "doubling", "blocks down", "broadcast")  # phases that add nothing
 FOLDER = pathlib.Path(__file__).parent / "clusters"
 
 
 class Cluster(dict):
-    """Constants by dotted name, in bytes and seconds; `ranges` has (low, high) of the unpublished.
-
-    Their value is the middle: geometric, or arithmetic where low is 0.
-    """
-
+    """Constants by dotted name, in bytes and seconds; `ranges`: low, high of the unpublished."""
     def __init__(self, name: str, changes=()):
-        path = FOLDER / f"{name}.toml"
-        if not path.exists():
-            names = ", ".join(sorted(p.stem for p in FOLDER.glob("*.toml")))
-            raise UsageError(f"cluster {name!r}: choose from {names}")
+        names = sorted(path.stem for path in FOLDER.glob("*.toml"))
+        if name not in names:
+            raise UsageError(f"cluster {name!r}: choose from {', '.join(names)}")
         super().__init__()
         self.name, self.ranges = name, {}
-        for table, entries in tomllib.loads(path.read_text()).items():
+        tables = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+        for table, entries in tables.items():
             for key, entry in entries.items() if isinstance(entries, dict) else ():
                 if "value" not in entry:
                     low, high = self.ranges[f"{table}.{key}"] = entry["low"], entry["high"]
@@ -48,6 +43,10 @@ class Cluster(dict):
         self.setdefault("rank.on_channel", 0)
         if unknown := set(dict(changes)) - set(self):
             raise UsageError(f"no constant {', '.join(unknown)}: choose from {', '.join(self)}")
+        for key, value in dict(changes).items():
+            least = 1 if key in WHOLE else 0 if key.endswith(FREE) else 1e-12
+            if not least <= value <= 1e15 or key in WHOLE and value % 1:
+                raise UsageError(f"{key}={value:g}: from {least:g} to 1e15, whole for a count")
         self.update(changes)
 
     def per_node(self, ranks: int) -> int:
@@ -152,11 +151,11 @@ def rounds(algorithm: str, ranks: int, nbytes: float, shape=None, per_node=1,
         return _binary_blocks(ranks, nbytes)
     leaders = r[::per_node]
     pieces, hops = max(1, -(-int(nbytes) // exchange.SEGMENT)), min(per_node, ranks) - 1
-    chain = r[r % per_node < min(hops, pieces)]  # links at work at the same time
+    chain = r[:-1][r[:-1] % per_node < min(hops, pieces)]  # links at work at the same time
     inside = [(pieces + hops - 1, chain, chain + 1, nbytes / pieces, adds)
               for adds in (True, False)] if hops else []
-    middle = [(times, leaders[s], leaders[d], b, adds)
-              for times, s, d, b, adds in rounds(across, len(leaders), nbytes, shape)]
+    middle = [(times, leaders[s], leaders[d], b, adds) for times, s, d, b, adds in rounds(
+        across, len(leaders), nbytes, default_shape(len(leaders)))]
     return inside[:1] + middle + inside[1:]
 
 

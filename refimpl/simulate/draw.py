@@ -7,10 +7,11 @@ from refimpl.simulate.trace import Trace, span
 
 def draw(trace: Trace, path: str) -> None:
     """Write the PNG."""
-    pyplot, ranks, rows = canvas(), trace.ranks, len(trace.states)
+    from matplotlib.figure import Figure
+    ranks, rows = trace.ranks, len(trace.states)
     pitch = ranks + max(1.0, ranks / 6)  # of one rank's buffer, in cells
     cell = min(0.62, 15 / (pitch * ranks))  # inches
-    figure = pyplot.figure(figsize=(max(5.0, cell * (pitch * ranks - 1) + 2.1), 1.02 * rows + 1.5))
+    figure = Figure(figsize=(max(5.0, cell * (pitch * ranks - 1) + 2.1), 1.02 * rows + 1.5))
     axes, width, left = figure.add_axes((0, 0, 1, 1)), figure.get_figwidth() / cell, -1.65 / cell
     axes.set(xlim=(-1.75 / cell, width - 1.75 / cell), ylim=(-1.02 * rows - 0.45, 1.05))
     axes.axis("off")
@@ -37,14 +38,6 @@ def draw(trace: Trace, path: str) -> None:
     axes.text(left, -1.02 * rows - 0.06, "darker: more ranks are in it;  Σ: complete;  "
               "arrow: a message;  white: given away, now scratch", size=8, va="center", color=".35")
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-
-
-def canvas():
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    return pyplot
 
 
 def _cell(axes, x, y, symbol, ranks, cell):
@@ -73,8 +66,9 @@ def _arrow(axes, transfer, pitch):
 
 def curves(lines: dict, xlabel: str, ylabel: str, path: str, title: str, ylog=True) -> None:
     """Lines of (x, y) by name, told apart by dash and mark; "published" as points alone."""
-    pyplot = canvas()
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
     for (name, points), dash, mark in zip(lines.items(), ("-", "--", "-.", ":"), "os^x"):
         axes.plot(*zip(*points), color="0.1", marker=mark, label=name,
                   markersize=9 if name == "published" else 4,
@@ -84,4 +78,3 @@ def curves(lines: dict, xlabel: str, ylabel: str, path: str, title: str, ylog=Tr
     axes.grid(color="0.88")
     axes.legend()
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)

@@ -5,17 +5,23 @@ import math
 import statistics
 
 from refimpl.collective.grid import default_shape
+from refimpl.errors import UsageError
 from refimpl.simulate.cost import ALGORITHMS, Cluster, closed_form
 
 
 def read(paths: list[str]) -> list[tuple[str, int, int, float]]:
     """(algorithm, ranks, bytes, seconds), the median of the medians of all runs of that case."""
     cases = collections.defaultdict(list)
-    for path in paths:
-        for row in map(json.loads, open(path)):
+    try:
+        for row in (json.loads(line) for path in paths for line in open(path)):
             if row["algorithm"] in ALGORITHMS:
                 cases[row["algorithm"], row["ranks"], row["bytes"]].append(row["median_s"])
-    return [(*case, statistics.median(seconds)) for case, seconds in sorted(cases.items())]
+        made = [(*case, statistics.median(seconds)) for case, seconds in sorted(cases.items())]
+        if not 0 < min((min(row[1:]) for row in made), default=0):
+            raise ValueError("no rows of an algorithm here, or a number that is not above 0")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{' '.join(paths)}: not rows of bench allreduce: {error!r}") from None
+    return made
 
 
 def errors(cluster: Cluster, rows) -> list[float]:

@@ -7,7 +7,6 @@ from refimpl.collective import grid, halving_doubling, hierarchical, ring, torus
 from refimpl.simulate.comm import run
 
 
-
 @dataclasses.dataclass
 class Symbol:
     """A sum of rank numbers that remembers how it was formed."""
@@ -53,8 +52,7 @@ class Trace:
 
     def __init__(self, algorithm: str, ranks: int, shape=None, ranks_per_node=None):
         cyclic = algorithm != "halving_doubling"
-        if algorithm == "torus":
-            shape = shape or grid.default_shape(ranks)
+        shape = shape or grid.default_shape(ranks) if algorithm == "torus" else None
         self.algorithm, self.ranks, self.shape, self.transfers = algorithm, ranks, shape, []
         self.buffers = [np.array([Symbol(str(r), (r,), cyclic)] * ranks) for r in range(ranks)]
         self.states = [[list(b) for b in self.buffers]]

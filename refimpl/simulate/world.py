@@ -25,8 +25,7 @@ class RankFailed(RuntimeError):
 
 class Rank:
     """What one simulated rank is doing."""
-    __slots__ = ("number", "clock", "ended", "waits", "sent", "result", "greenlet",
-                 "record")
+    __slots__ = ("number", "clock", "ended", "waits", "sent", "result", "greenlet", "record")
 
     def __init__(self, number: int):
         self.number, self.clock, self.ended = number, 0.0, False
