@@ -5,7 +5,7 @@ import pytest
 from refimpl.collective import (exchange, grid, halving_doubling, hierarchical, make_grid, ring,
                                 torus)
 from refimpl.oracle import spec
-from refimpl.simulate.comm import run
+from refimpl.simulate.world import run
 from tests.test_collective_bits import data, grids
 
 RANKS = (1, 2, 3, 5, 6, 7, 12, 13)

@@ -5,7 +5,7 @@ import pytest
 from refimpl.collective import allreducer
 from refimpl.collective.exchange import traffic
 from refimpl.oracle import spec
-from refimpl.simulate.comm import run
+from refimpl.simulate.world import run
 
 
 def inputs(size, length, dtype):

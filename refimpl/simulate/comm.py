@@ -7,8 +7,6 @@ import operator
 
 import numpy as np
 
-from refimpl.simulate.world import Rank, World, run  # noqa: F401
-
 
 class Request:
     """One end of a message: what Isend and Irecv return, and what Wait waits for."""
@@ -41,7 +39,7 @@ class Request:
 class Group:
     """What the ranks of one communicator share: their numbers in the world, and their calls."""
 
-    def __init__(self, world: World, ranks):
+    def __init__(self, world, ranks):
         self.ranks, self.context = ranks, next(world.contexts)
         self.meetings: dict[int, Meeting] = {}  # number of a collective call -> that call
 
@@ -64,7 +62,7 @@ class Meeting:
 class Comm:
     """One rank's view of one communicator; ranks inside it are numbered as MPI numbers them."""
 
-    def __init__(self, world: World, me: Rank, group: Group, rank: int, dims=()):
+    def __init__(self, world, me, group: Group, rank: int, dims=()):
         self.world, self.me, self.group, self.rank, self.dims = world, me, group, rank, dims
         self.size, self.context, self.calls = len(group.ranks), group.context, 0
 

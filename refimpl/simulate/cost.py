@@ -15,7 +15,7 @@ from refimpl.collective import exchange
 from refimpl.collective.grid import default_shape
 from refimpl.config import tomllib
 from refimpl.errors import UsageError
-from refimpl.simulate.comm import run
+from refimpl.simulate.world import run
 
 ALGORITHMS = ("ring", "torus", "halving_doubling", "hierarchical")
 LINKS = ("inside", "between")

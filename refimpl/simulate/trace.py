@@ -4,7 +4,7 @@ import dataclasses
 import numpy as np
 
 from refimpl.collective import grid, halving_doubling, hierarchical, ring, torus
-from refimpl.simulate.comm import run
+from refimpl.simulate.world import run
 
 
 @dataclasses.dataclass

@@ -13,6 +13,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from refimpl.collective.exchange import traffic
 from refimpl.errors import UsageError
+from refimpl.simulate.comm import Comm, Group
 
 
 class Deadlock(RuntimeError):
@@ -126,7 +127,6 @@ def run(size: int, program: Callable, *, ranks_per_node: int | None = None, magn
     without it time stands still. `watch(source, dest, data, into)` sees each message just before
     it is copied; source and dest are of type Rank. Raises RankFailed or Deadlock.
     """
-    from refimpl.simulate.comm import Comm, Group  # comm.py builds on this file
     if size < 1:
         raise UsageError(f"{size} ranks cannot run anything: give at least 1")
     world = World(size, ranks_per_node, magnify, cost, watch)
