@@ -168,14 +168,14 @@ def command(s: Settings) -> str:
     return shlex.join(words)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UsageError(f"{message}; see --help")
 
 
 @functools.cache
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m refimpl.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=100),
         usage="[mpirun -np N] python -m refimpl.train [--recipe NAME] [--setting value ...]",

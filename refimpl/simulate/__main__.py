@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 from refimpl.collective.grid import default_shape
-from refimpl.config import _Parser, load_recipe
+from refimpl.config import Parser, load_recipe
 from refimpl.errors import UsageError
 from refimpl.settings import Settings
 from refimpl.simulate import draw, fit as fits, step as steps
@@ -159,7 +159,7 @@ def fit(settings) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = _Parser(prog="python -m refimpl.simulate", description=__doc__)
+    top = Parser(prog="python -m refimpl.simulate", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
 
     def command(function, text, *options):
