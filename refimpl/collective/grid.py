@@ -44,7 +44,8 @@ def fitting(shape, size: int) -> tuple[int, int]:
     if len(sides) != 2 or not all(isinstance(side, (int, numpy.integer)) and side > 0
                                   for side in sides) or sides[0] * sides[1] != size:
         choices = ", ".join(f"{size // c}x{c}" for c in _divisors(size))
-        raise UsageError(f"a grid of {shape!r} does not hold {size} ranks: choose one of {choices}")
+        raise UsageError(f"a grid of {' x '.join(map(str, sides))} does not hold {size} ranks: "
+                         f"choose one of {choices}")
     return int(sides[0]), int(sides[1])
 
 
