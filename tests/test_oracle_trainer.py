@@ -30,8 +30,8 @@ def test_equal_traces_conform(tmp_path, capsys):
     a, b = trace(tmp_path / "a"), trace(tmp_path / "b", steps=4)
     assert main(["diff", a, a]) == 0
     assert "5 steps, 0 to 4, with the same bits (T1)" in capsys.readouterr().out
-    assert main(["diff", a, b]) == 0
-    assert "not compared: 1 steps" in capsys.readouterr().out
+    assert main(["diff", a, b]) == 1
+    assert "not all have step 4 (1 such steps): one run is shorter" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("key,value,words", [
@@ -94,7 +94,8 @@ def state(path, change=None, **extra):
                "gradient_local/conv.weight": rng.standard_normal(30, np.float32),
                "gradient_sum/conv.weight": rng.standard_normal(30, np.float32),
                "weights_after/conv.weight": rng.standard_normal(30, np.float32),
-               "weights_after/bn.bias": np.zeros(3, np.float32)} | extra
+               **{f"{part}/bn.bias": np.zeros(3, np.float32) for part in (
+                   "weights_before", "gradient_local", "gradient_sum", "weights_after")}} | extra
     if change:
         key, factor = change
         tensors[key] = tensors[key] * tensors[key].dtype.type(factor)

@@ -1,9 +1,6 @@
 """\
-Given P input buffers it says what an allreduce must return, and how sure that is. It checks yours,
-in any language, through files. If it finds nothing, that proves nothing; if it finds something, it
-says which rank, which element and what probably went wrong.
-
-  gen --family census --ranks 6 --count 13 > case.json   make a case; more in refimpl/oracle/vectors
+Checks an allreduce, in any language. If it finds nothing, that proves nothing.
+  gen --family quick --ranks 6 --count 13 > case.json    make cases; more in refimpl/oracle/vectors
   inputs case.json > in.txt                              the inputs as text, a line per rank
   expect case.json --order torus:2x3 > want.txt          what must come out, in the same format
   check case.json got.txt                                compare; also 'got.{rank}.npy'
@@ -12,9 +9,7 @@ says which rank, which element and what probably went wrong.
   diff a.jsonl b.jsonl      two training traces (--agree: of the ranks of a run; --band: of seeds)
   state a.npz b.npz         two training steps with all tensors
 under mpirun -np 6 python -m refimpl.oracle:
-  check module:function     f(buffer, comm), in place or returning the sum
-  identify module:function
-  self --order torus:2x3    this project's own collectives
+  check module:f, identify module:f       f(buffer, comm), in place or returning the sum
 
 Exit code, on every rank: 0 conforms, 1 does not, 2 cannot tell (bad file, not supported).
 """
@@ -30,16 +25,16 @@ import tempfile
 import numpy as np
 
 from refimpl.errors import UsageError
-from refimpl.oracle import spec, trainer
-from refimpl.oracle.cases import BLOCK, INLINE, LEVELS, Case, dump, load, need
+from refimpl.oracle import trainer
+from refimpl.oracle.cases import BLOCK, INLINE, LEVELS, WIRES, Case, dump, load, need
 from refimpl.oracle.check import call, check, examine, named, read_results, report
-from refimpl.oracle.explain import WIRES, explain
+from refimpl.oracle.explain import explain
 from refimpl.oracle.families import FAMILIES, census_width
 from refimpl.oracle.identify import identify, load_function, probes
 from refimpl.oracle.words import STORED, to_hex
 
-USAGE, FAMILY = __doc__, (*FAMILIES, "sizes")
-
+USAGE, FAMILY = __doc__, (*FAMILIES, "sizes", "quick")
+LEVEL = {"spread": "bounded", "cancel": "bounded", "special": "special", "overflow": "ordered"}
 
 def main(argv: list[str]) -> int:
     """Run one verb; returns the exit code."""
@@ -70,28 +65,27 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", choices=choices)
     for name, default in (("ranks", 4), ("count", 13), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name in ("agree", "band"):
-        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--agree", action="store_true")
+    parser.add_argument("--band", action="store_true")
     parser.set_defaults(dtype="float32")
     return parser.parse_intermixed_args(argv)
 
 
 def _gen(options):
     family, ranks, counts, seeds = options.family, options.ranks, [options.count], [options.seed]
-    need(family, f"gen: say which --family: {', '.join(FAMILY)}")
-    level = options.level or ("ordered" if options.order else {
-        "spread": "bounded", "cancel": "bounded", "special": "special"}.get(family, "exact"))
+    need(family and ranks > 0, f"gen: --ranks above 0, and a --family: {', '.join(FAMILY)}")
+    families = {"quick": ("census", "spread"), "sizes": ("exact",)}.get(family, (family,))
     if family == "sizes":
-        counts, family = [0, 1, ranks - 1, ranks, ranks + 1, 1009, 25557032], "exact"
+        counts = [0, 1, ranks - 1, ranks, ranks + 1, 1009, 25557032]
     if family == "census":
         seeds = range(-(-ranks // census_width(options.dtype)))
-    return 0, [dump(Case(options.dtype, ranks, count, level, family, seed, options.order,
-                         options.wire, id=number)
-                    for number, (seed, count) in enumerate(itertools.product(seeds, counts), 1))]
+    rows = enumerate(itertools.product(families, seeds, counts), 1)
+    return 0, [dump(Case(options.dtype, ranks, count, options.level or (
+        "ordered" if options.order else LEVEL.get(name, "exact")), name, seed, options.order,
+        options.wire, id=number) for number, (name, seed, count) in rows)]
 
 
 def _cases(options) -> list[Case]:
-    """The file's cases, with another order or level where one is asked for."""
     change = {"level": options.level} if options.level else {}
     if options.order or options.wire:
         change |= {"level": "ordered", "order": options.order or "ring", "wire": options.wire}
@@ -103,11 +97,12 @@ def _inputs(options):
     lines, expect = [], options.verb == "expect"
     for case in _cases(options):
         need(case.level != "agree" or not expect, "level agree expects nothing but agreement")
-        xs = ([case.want()] * case.ranks if expect else
-              [case.input(rank) for rank in range(case.ranks)])
+        xs = [case.want() if expect else case.input(rank) for rank in range(case.ranks)]
         if options.npy:
             for rank, x in enumerate(xs):
-                np.save(named(options.npy, case, rank), x)
+                name = named(options.npy, case, rank)
+                need(os.path.isdir(os.path.dirname(name) or "."), f"--npy {name}: no such folder")
+                np.save(name, x)
         else:
             lines += _text(case, xs)
     return 0, lines
@@ -115,13 +110,13 @@ def _inputs(options):
 
 def _text(case: Case, xs: list) -> list[str]:
     need(case.ranks * case.count <= BLOCK, f"case {case.id} is large: use --npy and check")
-    head = f"# case {case.id} {case.dtype} ranks {case.ranks} count {case.count}"
-    return [head, *(to_hex(x, case.dtype) for x in xs)]
+    return [f"# case {case.id} {case.dtype} ranks {case.ranks} count {case.count}",
+            *(to_hex(x, case.dtype) for x in xs)]
 
 
 def _check(options):
     if len(options.paths) == 1:
-        return _run(load_function(options.paths[0]), options)
+        return _run(options)
     cases = _cases(options)
     results = read_results(cases, options.paths[1])
     verdicts = [examine(case, got) for case, got in zip(cases, results)]
@@ -133,32 +128,16 @@ def _check(options):
     return int(any(verdict.wrong for verdict in verdicts)), lines or [report(verdicts)]
 
 
-def _world():
-    from mpi4py import MPI
-    return MPI.COMM_WORLD
-
-
-def _run(f, options):
-    """Check a function on all ranks; one of them prints."""
+def _run(options):
+    from mpi4py.MPI import COMM_WORLD as comm
+    f = load_function(options.paths[0], comm.allgather)
     level = options.level or ("ordered" if options.order else "exact")
     try:
-        code, said = 0, check(f, _world(), level, options.dtype, order=options.order,
+        code, said = 0, check(f, comm, level, options.dtype, order=options.order,
                               wire=options.wire, seed=options.seed)
     except AssertionError as error:
         code, said = 1, str(error)
-    return code, [] if _world().Get_rank() else [said]
-
-
-def _self(options):
-    """Our own collectives, loaded by name like any stranger's."""
-    comm, order = _world(), options.order or "ring"
-    spec.by_order(order, [np.zeros(1)] * comm.Get_size())  # refuses what is no order
-    options.order, (name, *more) = order, order.split(":")
-    extra = {"shape": tuple(map(int, more.pop().split("x")))} if "x" in order else {}
-    if name == "hierarchical":
-        extra |= {"ranks_per_node": int(more[0]), "across": (more[1:] or ["ring"])[0]}
-    reduce = load_function("refimpl.collective:allreducer")(name, comm, **extra)
-    return _run(lambda x, comm: reduce(x, wire=options.wire, dtype=options.dtype), options)
+    return code, [] if comm.Get_rank() else [said]
 
 
 def _identify(options):
@@ -166,16 +145,17 @@ def _identify(options):
         cases = probes(options.ranks, options.count, options.dtype)
         return 0, identify(cases, _by_program(cases, options.program))
     need(options.paths, "identify: give module:function, or --program")
-    comm, f = _world(), load_function(options.paths[0])
+    from mpi4py.MPI import COMM_WORLD as comm
+    f = load_function(options.paths[0], comm.allgather)
     cases = probes(comm.Get_size(), options.count, options.dtype)
     lines = identify(cases, [call(f, comm, case) for case in cases])
     return 0, [] if comm.Get_rank() else lines
 
 
 def _by_program(cases: list[Case], command: str) -> list:
-    """Run the command once; in.txt and got.txt in it stand for temporary files."""
+    """Run the command once; in.txt, got.txt and got (for got.RANK.txt) are temporary files."""
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: os.path.join(folder, name) for name in ("in.txt", "got.txt")}
+        files = {name: os.path.join(folder, name) for name in ("in.txt", "got.txt", "got")}
         with open(files["in.txt"], "w", encoding="ascii") as file:
             file.writelines(f"{line}\n" for case in cases for line in _text(case, case.inputs))
         try:
@@ -184,18 +164,15 @@ def _by_program(cases: list[Case], command: str) -> list:
         except (OSError, ValueError) as error:
             raise UsageError(f"{command}: {error}") from None
         need(job.returncode == 0, f"{command}: exit code {job.returncode}")
-        return read_results(cases, files["got.txt"])
+        return read_results(cases, files["got.txt"] if os.path.exists(files["got.txt"]) else
+                            files["got"] + ".{rank}.txt")
 
 
-def _diff(options):
-    if options.verb == "state" or options.band:
-        return (trainer.band if options.band else trainer.state)(options.paths)
-    return trainer.diff(options.paths, options.agree)
-
-
-VERBS = {"gen": (_gen, 0, 0), "inputs": (_inputs, 1, 1), "expect": (_inputs, 1, 1),  # paths it takes
-         "check": (_check, 1, 2), "explain": (_check, 2, 2), "identify": (_identify, 0, 1),
-         "self": (_self, 0, 0), "diff": (_diff, 2, 99), "state": (_diff, 2, 2)}
+VERBS = {  # function, fewest and most paths
+    "gen": (_gen, 0, 0), "inputs": (_inputs, 1, 1), "expect": (_inputs, 1, 1),
+    "check": (_check, 1, 2), "explain": (_check, 2, 2), "identify": (_identify, 0, 1),
+    "diff": (lambda o: trainer.band(o.paths) if o.band else trainer.diff(o.paths, o.agree), 2, 99),
+    "state": (lambda o: trainer.state(o.paths), 2, 2)}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

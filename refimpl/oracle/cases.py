@@ -15,6 +15,8 @@ from refimpl.oracle.words import FLOATS, from_hex, narrow, need, same, stored, t
 
 SCHEMA = "refimpl-allreduce-1"
 SHARED = ("op", "scale", "dtype", "ranks", "level", "order", "wire")  # what a group's cases share
+WIRES = ("float16", "bfloat16")
+LOOSE = ("agree", "bounded")  # more than one result is right
 LEVELS = ("agree", "exact", "ordered", "bounded", "special")
 INLINE, LARGEST, BLOCK = 1 << 16, 1 << 31, 1 << 20  # elements of all ranks; the last: of one
 BAD_DATA = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
@@ -51,7 +53,22 @@ class Case:
              f"level {self.level} is not for {self.dtype}")
         need(not self.wire or self.level in ("agree", "ordered", "bounded"),
              f"level {self.level} with wire {self.wire}: use agree, ordered or bounded")
+        need(not self.wire or self.wire in WIRES and self.dtype == "float32",
+             f"wire {self.wire!r} with {self.dtype}: use float16 or bfloat16, with float32")
         stored(self.dtype)
+        trusted = self.inputs is None and self.family in ("census", "place", "exact")
+        need(self.level not in ("exact", "special") or trusted or self.order_free(),
+             f"level {self.level}: the sum of these inputs depends on the order: use ordered with "
+             "--order or, where it is finite, bounded")
+        need(self.level != "bounded" or np.isfinite(self.want()).all(),
+             "level bounded: a sum of these inputs is not finite: use special, or ordered")
+
+    def order_free(self) -> bool:
+        """Do some very different orders of adding give the same bits?"""
+        xs, ranks = [self.input(rank) for rank in range(self.ranks)], [*range(self.ranks)]
+        turns = [ranks[::-1], *(ranks[turn:] + ranks[:turn] for turn in range(min(self.ranks, 8)))]
+        sums = [spec.tree(xs, "+".join(map(str, turn)), self.dtype) for turn in turns]
+        return all(same(x, self.want(), self.dtype).all() for x in sums)
 
     def input(self, rank: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """What `rank` brings, as a new array."""
@@ -72,8 +89,10 @@ class Case:
 
     def nearest(self) -> np.ndarray:
         """The sum rounded once to float64."""
-        columns = zip(*(wide(self.input(rank), self.dtype).tolist() for rank in range(self.ranks)))
-        return np.array([math.fsum(column) for column in columns])
+        xs = np.array([wide(self.input(rank), self.dtype) for rank in range(self.ranks)])
+        if not np.isfinite(np.abs(xs).sum(0)).all():  # for which there is no bound
+            return np.full(self.count, np.nan)
+        return np.array([math.fsum(column) for column in xs.T.tolist()])
 
 
 def digest(blocks: Iterable[np.ndarray] | np.ndarray) -> str:

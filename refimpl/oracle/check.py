@@ -1,6 +1,5 @@
 """Compare results with what must come out, and say where they part."""
 import collections
-import re
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ import numpy as np
 
 from refimpl.oracle.cases import BLOCK, Case, digest, need, not_sound, read_text
 from refimpl.oracle.families import census_width
+from refimpl.oracle.identify import one_line
 from refimpl.oracle.spec import chunk
 from refimpl.oracle.words import FLOATS, bound, from_hex, same, stored, to_hex, ulps, wide
 
@@ -33,70 +33,55 @@ def examine(case: Case, got: Sequence) -> Verdict:
         first, want = np.asarray(got[0][start:stop]), case.want(start, stop)
         for rank in range(case.ranks):
             mine = np.asarray(got[rank][start:stop])
-            right = same(mine, first if case.level in ("agree", "bounded") else want, case.dtype)
+            shown = first if case.level == "agree" else want
+            right = same(mine, first if case.level == "bounded" else shown, case.dtype)
             if case.level == "bounded":
-                right &= _near(case, mine)
+                right &= near(case, mine)
             bad = np.flatnonzero(~right)
             wrong += len(bad)
-            shown = first if case.level == "agree" else want
             lines += [f"case {case.id} rank {rank} {where(case, start + i)} "
                       f"got {to_hex(mine[i:i + 1], case.dtype)} "
                       f"want {to_hex(shown[i:i + 1], case.dtype)} "
-                      f"ulps {ulps(mine[i], shown[i], case.dtype)}" for i in bad[:MOST - len(lines)]]
+                      f"ulps {ulps(mine[i], shown[i], case.dtype)}"
+                      for i in bad[:MOST - len(lines)]]
     need(wrong or not recipe, f"case {case.id}: its sha256 is not what its recipe gives")
     if wrong and case.level == "ordered" and case.dtype in FLOATS and all(
-            same(got[0], x, case.dtype).all() and _near(case, x).all() for x in got):
+            same(got[0], x, case.dtype).all() and near(case, x).all() for x in got):
         lines.insert(0, f"case {case.id} is within the bound of any order: right, but not added as "
                         f"{case.order} says; `identify` tells the order")
     return Verdict(case, wrong, lines)
 
 
-def _near(case: Case, mine: np.ndarray) -> np.ndarray:
-    xs = [case.input(rank) for rank in range(case.ranks)]
+def near(case: Case, mine: np.ndarray) -> np.ndarray:
+    """Per element: within the bound of any order of adding."""
+    most = bound([case.input(rank) for rank in range(case.ranks)], case.dtype, case.wire)
     with np.errstate(invalid="ignore"):
-        off = np.abs(wide(mine, case.dtype) - case.nearest())
-        return off <= bound(xs, case.dtype, case.wire)
+        return np.abs(wide(mine, case.dtype) - case.nearest()) <= most
 
 
 def where(case: Case, e: int) -> str:
-    """Element, its chunk and the rank that finishes it, in the case's order (none: a ring's)."""
-    def part(n: int, parts: int, i: int) -> int:
-        return next(c for c in range(parts) if i < chunk(n, parts, c).stop)
-
-    order, n, ranks = case.order or "ring", case.count, case.ranks
-    c = owner = "-"
-    if order == "ring":
-        c = part(n, ranks, e)
-        owner = (c - 1) % ranks
-    elif match := re.fullmatch(r"torus:(\d+)x(\d+)", order):
-        rows, columns = map(int, match.groups())
-        j = part(n, columns, e)
-        here = range(n)[chunk(n, columns, j)]
-        i = part(len(here), rows, e - here.start)
-        c, owner = f"{j}.{i}", (i - 1) % rows * columns + (j - 1) % columns
-    elif order == "halving_doubling":
-        c, here = 0, range(n)
-        for step in range(ranks.bit_length() - 1):
-            half = part(len(here), 2, e - here.start)
-            c, here = c | half << step, here[chunk(len(here), 2, half)]
-        owner = c
-    return f"element {e} chunk {c} owner {owner}"
+    """Element and, unless the order is another one, a ring's chunk and who finishes it."""
+    c = next(c for c in range(case.ranks) if e < chunk(case.count, case.ranks, c).stop)
+    ring = f" chunk {c} owner {(c - 1) % case.ranks}" if case.order in (None, "ring") else ""
+    return f"element {e}{ring}"
 
 
 def report(verdicts: Sequence[Verdict]) -> str:
     """The first mismatches, then how many cases passed and how many met which level."""
     passed = [v.case for v in verdicts if not v.wrong]
-    levels = collections.Counter(f"ordered ({c.order})" if c.level == "ordered" else c.level
-                                 for c in passed if c.level != "agree")
-    met = ", ".join(f"{name} {n}" for name, n in [("agree", len(passed)), *levels.items()])
+    levels = collections.Counter(agree=0)  # equal whatever the order: says nothing of agreement
+    for case in passed:
+        levels["agree"] += case.level not in ("exact", "special") and (
+            case.dtype not in FLOATS or case.ranks < 3 or not case.order_free())
+        name = f"ordered ({case.order})" if case.level == "ordered" else case.level
+        levels[name] += name != "agree"
+    met = ", ".join(f"{name} {n}" for name, n in levels.items() if n) or "none"
     last = f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"
     return "\n".join([line for v in verdicts for line in v.lines][:MOST] + [last])
 
 
 def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
-    """One line of hex words per rank and case, in the file's order (# starts a comment, an empty
-    line is an empty buffer). With {rank} in the path a file per rank, and with {case} per case:
-    text with the lines of that rank, or .npy."""
+    """got[case][rank], from the files that docs/oracle.md describes."""
     files = {}
 
     def read(case: Case, rank: int) -> np.ndarray:
@@ -130,24 +115,23 @@ def sized(case: Case, x: np.ndarray, source: str) -> np.ndarray:
 
 
 def make(ranks: int, level: str = "exact", dtype: str = "float32", **options) -> list[Case]:
-    """Cases of that level for so many ranks: awkward lengths, and inputs that can see."""
+    """Awkward lengths, inputs that can see; exact ones cannot see disagreement: spread besides."""
     names = ("exact",) if level == "exact" or dtype not in FLOATS else (
         ("special",) if level == "special" else ("spread", "cancel"))
     counts = sorted({0, 1, ranks - 1, ranks, ranks + 1, 13, 1009})
-    made = [(name, n, options) for name in names for n in counts]
+    made = [(name, n, level, options) for name in names for n in counts]
     if level == "exact":
-        made += [("census", ranks + 1, options | {"seed": i})
+        made += [("census", ranks + 1, level, options | {"seed": i})
                  for i in range(-(-ranks // census_width(dtype)))]
-    return [Case(dtype, ranks, n, level, family, id=number, **rest)
-            for number, (family, n, rest) in enumerate(made, 1)]
+    if level in ("exact", "special") and dtype in FLOATS:
+        made += [("spread", n, "agree", options) for n in (ranks + 1, 1009)]
+    return [Case(dtype, ranks, n, claim, family, id=number, **rest)
+            for number, (family, n, claim, rest) in enumerate(made, 1)]
 
 
 def check(f: Callable, comm, level: str = "exact", dtype: str = "float32", **options) -> str:
-    """Run f(buffer, comm), in place or returning the sum; the same report on all ranks of `comm`.
-
-    options: order, wire, seed. Raises AssertionError with the report if any case fails, and
-    UsageError if f cannot take one.
-    """
+    """Run f(buffer, comm), in place or returning the sum; options: order, wire, seed. The report,
+    or an AssertionError with it, is the same on all ranks; UsageError if f cannot take a case."""
     cases = make(comm.Get_size(), level, dtype, **options)
     verdicts = [attempt(f, comm, case) for case in cases]
     if any(v.wrong for v in verdicts):
@@ -161,8 +145,8 @@ def attempt(f: Callable, comm, case: Case) -> Verdict:
     verdict = examine(case, got)
     changed = [r for r in range(case.ranks) if not same(got[r], again[r], case.dtype).all()]
     if changed and not verdict.wrong:
-        text = f"case {case.id} rank {changed[0]}: a second call gives other bits"
-        return Verdict(case, len(changed), [text])
+        return Verdict(case, len(changed), [
+            f"case {case.id} rank {changed[0]}: a second call gives other bits"])
     return verdict
 
 
@@ -171,14 +155,17 @@ def call(f: Callable, comm, case: Case, patience: float = 10) -> list[np.ndarray
     buffer, out, failure = case.input(comm.Get_rank()), None, ""
     try:
         out = f(buffer, comm)
-        out = np.array(buffer if out is None else out)
-    except Exception as error:
-        failure, trace = f"{type(error).__name__}: {str(error)[:300]}", traceback.format_exc()
-        timer = threading.Timer(patience, lambda: (print(trace, flush=True), comm.Abort(2)))
+        out = sized(case, np.array(buffer if out is None else out), "f")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: it would end this rank with its own code
+        failure, trace = one_line(error), traceback.format_exc()
+        timer = threading.Timer(patience, lambda: (  # the launcher needs a moment to pass it on
+            print(trace, flush=True), threading.Event().wait(1), comm.Abort(2)))
         timer.start()
-    results = comm.allgather((out, failure))
+    results = comm.allgather((None if failure else out, failure))
     if failure:
         timer.cancel()
-    for rank, (_, failure) in enumerate(results):
-        need(not failure, f"rank {rank} raised {failure}")
-    return [sized(case, out, f"rank {rank}") for rank, (out, _) in enumerate(results)]
+    for rank, (_, said) in enumerate(results):
+        need(not said, f"rank {rank} raised {said}")
+    return [out for out, _ in results]

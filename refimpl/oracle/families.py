@@ -27,8 +27,7 @@ def place(dtype, ranks, seed, rank, index):
 
 
 def exact(dtype, ranks, seed, rank, index):
-    """Integers up to 2^bits / P with a sign, times one power of two per element: full width, and
-    every partial sum is exact in every order (nccl-tests' idea)."""
+    """Integers up to 2^bits / P, times a power of two per element: sums are exact in any order."""
     top = (1 << WIDTH[dtype]) // ranks
     need(top, f"{ranks} ranks do not fit into {dtype} exactly; use fewer")
     draw = _random(seed, rank + 1, index)
@@ -53,8 +52,7 @@ def cancel(dtype, ranks, seed, rank, index):
 
 
 def special(dtype, ranks, seed, rank, index):
-    """Eight cases in turn, right in any order: inf; inf - inf; NaN; all -0; one -0; subnormals;
-    overflow; a subnormal difference."""
+    """Eight, in turn: inf; inf - inf; NaN; all -0; one -0; subnormals; overflow; a difference."""
     largest, normal, tiny = _limits(dtype)
     here, after = (rank == (index // 8 + i) % ranks for i in (0, 1))
     return np.choose(index % 8, [

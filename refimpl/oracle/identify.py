@@ -14,13 +14,14 @@ HUGE = {"float16": 2.0 ** 15, "bfloat16": 2.0 ** 100, "float32": 2.0 ** 100, "fl
 
 
 def probes(ranks: int, count: int, dtype: str = "float32") -> list[Case]:
-    """One case per pair of ranks."""
+    """One case per pair of ranks; the last: ones on every rank."""
     need(2 <= ranks <= 16, f"identify: {ranks} ranks; use 2 to 16")
+    need(count > 0, f"identify: --count {count}; use 1 or more")
     need(dtype in HUGE, f"identify: {dtype} sums have no order; use {', '.join(HUGE)}")
     cases = []
-    for number, (i, j) in enumerate(combinations(range(ranks), 2)):
+    for number, pair in enumerate([*combinations(range(ranks), 2), ()]):
         column = np.ones(ranks)
-        column[i], column[j] = HUGE[dtype], -HUGE[dtype]
+        column[list(pair)] = [HUGE[dtype], -HUGE[dtype]][:len(pair)]
         inputs = [narrow(np.full(count, value), dtype) for value in column]
         cases.append(Case(dtype, ranks, count, "agree", id=number + 1, inputs=inputs))
     return cases
@@ -42,8 +43,7 @@ def identify(cases: Sequence[Case], got: Sequence[Sequence[np.ndarray]]) -> list
 def known(ranks: int) -> dict[str, str | tuple[int, int]]:
     """Description -> an order that spec knows, or (start, step) of a ring that turns otherwise."""
     left = "+".join(map(str, range(ranks)))
-    return {
-        "ring, chunk c starts at rank c": "ring",
+    return {"ring, chunk c starts at rank c": "ring",
         **{f"torus:{r}x{ranks // r}, a ring along each row, then along the column":
            f"torus:{r}x{ranks // r}" for r in range(2, ranks) if ranks % r == 0},
         "halving_doubling, with binary blocks": "halving_doubling",
@@ -60,8 +60,7 @@ def fold(order: str | tuple[int, int], xs: Sequence[np.ndarray], dtype: str) -> 
     if isinstance(order, str):
         return spec.by_order(order, xs, None, dtype)
     (start, step), n, ranks = order, len(xs[0]), len(xs)
-    return np.concatenate([spec.tree(
-        [x[spec.chunk(n, ranks, c)] for x in xs],
+    return np.concatenate([spec.tree([x[spec.chunk(n, ranks, c)] for x in xs],
         "+".join(str((c + start + step * i) % ranks) for i in range(ranks)), dtype)
         for c in range(ranks)])
 
@@ -72,6 +71,8 @@ def _trees(sums: list[np.ndarray], ranks: int) -> list[str]:
     for e in range(count):
         meet = {pair: ranks - total[e] for pair, total in zip(combinations(range(ranks), 2), sums)}
         text = _tree(tuple(range(ranks)), meet)
+        if sums[-1][e] != ranks:
+            text = f"no tree: not a sum (ones on {ranks} ranks give {sums[-1][e]:g})"
         texts.append("no tree: a wider accumulator, a 16-bit wire that overflows, or not a sum"
                      if "?" in text else text)
     starts = [e for e in range(count) if e == 0 or texts[e] != texts[e - 1]]
@@ -93,10 +94,20 @@ def _tree(group: tuple[int, ...], meet: dict) -> str:
     return "(" + "+".join(_tree(branch, meet) for branch in branches) + ")"
 
 
-def load_function(name: str) -> Callable:
-    """The callable that `module:function` names."""
-    module, _, function = name.partition(":")
+def load_function(name: str, gather: Callable = lambda failure: [failure]) -> Callable:
+    """The callable that `module:function` names; gather: comm.allgather, to fail on all ranks."""
+    (module, _, function), f, failure = name.partition(":"), None, ""
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        need(False, f"{name}: {error}; give module:function that Python can import from here")
+        f = getattr(importlib.import_module(module), function)
+        need(callable(f), "no function")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a module does while it is imported
+        failure = f"{one_line(error)}; give module:function that Python can import from here"
+    for said in gather(failure):
+        need(not said, f"{name}: {said}")
+    return f
+
+
+def one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

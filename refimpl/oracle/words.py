@@ -82,11 +82,8 @@ def ulps(a: np.generic, b: np.generic, dtype: str) -> int:
 
 
 def bound(xs, dtype: str, wire: str | None = None) -> np.ndarray:
-    """Largest error of any order of adding: ((1 + u)^(P - 1) - 1) * sum |x|, u the unit roundoff.
-
-    A 16-bit wire adds a rounding of its own unit per hop and one at the end, and what lies below
-    the smallest float16 number.
-    """
+    """Largest error of any order: ((1 + u)^(P - 1) - 1) * sum |x|, u the unit roundoff; a wire
+    rounds by its own u per hop and at the end, and loses what float16 cannot hold."""
     ranks, total = len(xs), sum(np.abs(wide(x, dtype)) for x in xs)
     growth = (ranks - 1) * np.log1p(2.0 ** -PRECISION[dtype])
     growth += ranks * np.log1p(2.0 ** -PRECISION[wire]) if wire else 0.0
