@@ -1,7 +1,7 @@
 """Time each algorithm over message sizes: `mpirun -np N python -m refimpl.bench allreduce`.
 
 As nccl-tests defines them: algbw = bytes / time, busbw = algbw * 2(n-1)/n, in GB/s = 1e9 bytes/s,
-for every algorithm alike; the time is that of the slowest rank. K and M in sizes are 1024 and 1024^2.
+for every algorithm alike; the time is that of the slowest rank. K and M in sizes are 1024, 1024^2.
 All algorithms take turns within each repetition, so that a busy machine harms them alike.
 """
 import argparse
