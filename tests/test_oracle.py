@@ -224,8 +224,11 @@ def test_at_most_twenty_mismatches(case_file, tmp_path, capsys):
 def test_chunk_and_owner_follow_the_order():
     ring = Case("float32", 4, 4, "exact", "exact")
     assert where(ring, 1) == "element 1 chunk 1 owner 0"
-    other = Case("float32", 6, 13, "ordered", "spread", order="torus:2x3")
-    assert where(other, 12) == "element 12"
+    torus = Case("float32", 6, 13, "ordered", "spread", order="torus:2x3")
+    assert [where(torus, e).split(" ", 2)[2] for e in (0, 3, 12)] == [
+        "chunk 0.0 owner 5", "chunk 0.1 owner 2", "chunk 2.1 owner 1"]
+    halves = Case("float32", 6, 8, "ordered", "spread", order="halving_doubling")
+    assert [int(where(halves, e)[-1]) for e in (0, 2, 4, 6)] == [0, 2, 1, 3]
 
 
 def test_results_may_be_npy_files_per_rank(case_file, tmp_path, capsys):
@@ -249,7 +252,7 @@ def test_results_may_be_npy_files_per_rank(case_file, tmp_path, capsys):
 def test_no_arguments_print_the_usage(capsys):
     assert main([]) == 2 and main(["--help"]) == 0
     assert capsys.readouterr().out == USAGE * 2
-    verbs = ("gen", "inputs", "expect", "check", "explain", "identify", "diff", "state")
+    verbs = ("gen", "inputs", "expect", "check", "explain", "identify", "self", "diff", "state")
     assert all(re.search(rf"^  {verb} ", USAGE, re.M) for verb in verbs)
 
 

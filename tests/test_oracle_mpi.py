@@ -66,6 +66,11 @@ def subjects_in_place():
 ANSWERS = [
     (["check", "tests.oracle_subjects:mpi"], 0,
      "10 passed, 0 failed; levels met: agree 2, exact 8"),
+    (["self", "--order", "torus:3x1", "--wire", "bfloat16"], 0, "ordered (torus:3x1) 14"),
+    (["self", "--order", "hierarchical:1:torus:1x3"], 0, "14 passed, 0 failed"),
+    (["self", "--order", "halving_doubling", "--dtype", "bfloat16"], 0,
+     "ordered (halving_doubling) 14"),
+    (["self", "--level", "exact", "--dtype", "int32"], 0, "8 passed, 0 failed"),
     (["check", "tests.oracle_subjects:mean"], 1, "got"),
     (["check", "tests.oracle_subjects:raises"], 2, ""),
     (["identify", "tests.oracle_subjects:gathered"], 0, "rank order, from the left")]

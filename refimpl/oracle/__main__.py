@@ -1,5 +1,8 @@
 """\
-Checks an allreduce, in any language. If it finds nothing, that proves nothing.
+Given P input buffers it says what an allreduce must return, and how sure that is. It checks yours,
+in any language, through files. If it finds nothing, that proves nothing; if it finds something, it
+says which rank, which element and what probably went wrong.
+
   gen --family quick --ranks 6 --count 13 > case.json    make cases; more in refimpl/oracle/vectors
   inputs case.json > in.txt                              the inputs as text, a line per rank
   expect case.json --order torus:2x3 > want.txt          what must come out, in the same format
@@ -10,6 +13,7 @@ Checks an allreduce, in any language. If it finds nothing, that proves nothing.
   state a.npz b.npz         two training steps with all tensors
 under mpirun -np 6 python -m refimpl.oracle:
   check module:f, identify module:f       f(buffer, comm), in place or returning the sum
+  self --order torus:2x3                  this project's own collectives
 
 Exit code, on every rank: 0 conforms, 1 does not, 2 cannot tell (bad file, not supported).
 """
@@ -25,7 +29,7 @@ import tempfile
 import numpy as np
 
 from refimpl.errors import UsageError
-from refimpl.oracle import trainer
+from refimpl.oracle import spec, trainer
 from refimpl.oracle.cases import BLOCK, INLINE, LEVELS, WIRES, Case, dump, load, need
 from refimpl.oracle.check import call, check, examine, named, read_results, report
 from refimpl.oracle.explain import explain
@@ -35,6 +39,7 @@ from refimpl.oracle.words import STORED, to_hex
 
 USAGE, FAMILY = __doc__, (*FAMILIES, "sizes", "quick")
 LEVEL = {"spread": "bounded", "cancel": "bounded", "special": "special", "overflow": "ordered"}
+
 
 def main(argv: list[str]) -> int:
     """Run one verb; returns the exit code."""
@@ -128,9 +133,22 @@ def _check(options):
     return int(any(verdict.wrong for verdict in verdicts)), lines or [report(verdicts)]
 
 
-def _run(options):
+def _self(options):
+    """Our own collectives, loaded by name like any stranger's."""
     from mpi4py.MPI import COMM_WORLD as comm
-    f = load_function(options.paths[0], comm.allgather)
+    order = options.order = options.order or "ring"
+    spec.by_order(order, [np.zeros(1)] * comm.Get_size())  # refuses what is no order
+    name, *more = order.split(":")
+    extra = {"shape": tuple(map(int, more.pop().split("x")))} if "x" in order else {}
+    if name == "hierarchical":
+        extra |= {"ranks_per_node": int(more[0]), "across": (more[1:] or ["ring"])[0]}
+    reduce = load_function("refimpl.collective:allreducer", comm.allgather)(name, comm, **extra)
+    return _run(options, lambda x, _: reduce(x, wire=options.wire, dtype=options.dtype))
+
+
+def _run(options, f=None):
+    from mpi4py.MPI import COMM_WORLD as comm
+    f = f or load_function(options.paths[0], comm.allgather)
     level = options.level or ("ordered" if options.order else "exact")
     try:
         code, said = 0, check(f, comm, level, options.dtype, order=options.order,
@@ -171,6 +189,7 @@ def _by_program(cases: list[Case], command: str) -> list:
 VERBS = {  # function, fewest and most paths
     "gen": (_gen, 0, 0), "inputs": (_inputs, 1, 1), "expect": (_inputs, 1, 1),
     "check": (_check, 1, 2), "explain": (_check, 2, 2), "identify": (_identify, 0, 1),
+    "self": (_self, 0, 0),
     "diff": (lambda o: trainer.band(o.paths) if o.band else trainer.diff(o.paths, o.agree), 2, 99),
     "state": (lambda o: trainer.state(o.paths), 2, 2)}
 

@@ -1,5 +1,6 @@
 """Compare results with what must come out, and say where they part."""
 import collections
+import re
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -60,10 +61,28 @@ def near(case: Case, mine: np.ndarray) -> np.ndarray:
 
 
 def where(case: Case, e: int) -> str:
-    """Element and, unless the order is another one, a ring's chunk and who finishes it."""
-    c = next(c for c in range(case.ranks) if e < chunk(case.count, case.ranks, c).stop)
-    ring = f" chunk {c} owner {(c - 1) % case.ranks}" if case.order in (None, "ring") else ""
-    return f"element {e}{ring}"
+    """Element, its chunk and the rank that finishes it, in the case's order (none: a ring's)."""
+    def part(n: int, parts: int, i: int) -> int:
+        return next(c for c in range(parts) if i < chunk(n, parts, c).stop)
+
+    order, n, ranks = case.order or "ring", case.count, case.ranks
+    c = owner = "-"
+    if order == "ring":
+        c = part(n, ranks, e)
+        owner = (c - 1) % ranks
+    elif match := re.fullmatch(r"torus:(\d+)x(\d+)", order):
+        rows, columns = map(int, match.groups())
+        j = part(n, columns, e)
+        here = range(n)[chunk(n, columns, j)]
+        i = part(len(here), rows, e - here.start)
+        c, owner = f"{j}.{i}", (i - 1) % rows * columns + (j - 1) % columns
+    elif order == "halving_doubling":
+        c, here = 0, range(n)
+        for step in range(ranks.bit_length() - 1):
+            half = part(len(here), 2, e - here.start)
+            c, here = c | half << step, here[chunk(len(here), 2, half)]
+        owner = c
+    return f"element {e} chunk {c} owner {owner}"
 
 
 def report(verdicts: Sequence[Verdict]) -> str:

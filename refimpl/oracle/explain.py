@@ -102,13 +102,20 @@ def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, right: np.ndarray,
 def _counted(case: Case, mine: np.ndarray, rank: int | None) -> list[str]:
     """Which ranks were added, how often, where."""
     (counts, ambiguous), n, ranks, lines = _counts(case, mine), case.count, case.ranks, []
+    turned = set()
     for key, run in groupby(enumerate(counts), lambda pair: pair[1]):
         first, *_, last = [e for e, _ in run] * 2
-        chunks = [str(c) for c in range(ranks) if spec.chunk(n, ranks, c).start <= last
+        chunks = [c for c in range(ranks) if spec.chunk(n, ranks, c).start <= last
                   and first < spec.chunk(n, ranks, c).stop]
         if text := _contributions(key, ranks, rank):
             text += "; ambiguous, others fit as well" if ambiguous[first:last + 1].any() else ""
-            lines.append(f"elements {first}-{last} (chunk {', '.join(chunks)}): {text}")
+            lines.append(f"elements {first}-{last} (chunk {', '.join(map(str, chunks))}): {text}")
+            turned.add(tuple(np.roll(key, -chunks[0])) if key and len(chunks) == 1 else None)
+    if rank is None and len(lines) == min(n, ranks) > 1 and len(turned) == 1 and None not in turned:
+        lines.append("the same in every chunk, turned by one rank: a round is missing")
+    elif rank is None and len(lines) == 1 and (1,) * ranks in counts and any(
+            word in lines[0] for word in ("never", "partial")):
+        lines.append("in one chunk only: a partial sum was overwritten there instead of added to")
     return lines
 
 
