@@ -1,5 +1,6 @@
 """explain names each planted fault; identify names the order of a black box."""
 import dataclasses
+import shlex
 import sys
 
 import numpy as np
@@ -150,7 +151,7 @@ for line in [*open(sys.argv[1]), "#"]:
 def test_the_order_of_a_program_is_found_through_files(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "mine.py").write_text(PROGRAM)
-    command = f"{sys.executable} {tmp_path / 'mine.py'} in.txt got.txt"
+    command = shlex.join([sys.executable, str(tmp_path / "mine.py"), "in.txt", "got.txt"])
     assert main(["identify", "--program", command, "--ranks", "5", "--count", "3"]) == 0
     assert "rank order, from the left, for every element" in capsys.readouterr().out
     assert main(["identify", "--program", "false", "--ranks", "5"]) == 2
