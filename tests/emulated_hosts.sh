@@ -25,7 +25,10 @@ up)
         limit tc qdisc replace dev $name-v$i               # into the host
     done ;;
 down)
-    ip netns list | awk -v n=$name- 'index($1, n) == 1 {print $1}' | xargs -r -n1 ip netns del
+    for host in $(ip netns list | awk -v n=$name- 'index($1, n) == 1 {print $1}'); do
+        ip netns pids "$host" | xargs -r kill -9  # what still runs there would keep its links
+        ip netns del "$host"
+    done
     ip link del $name-br 2>/dev/null || true ;;
 *)
     while [[ ${1:-} == -* ]]; do shift; done

@@ -21,6 +21,8 @@ def missing() -> str:
         return "emulated hosts need root, ip and tc"
     if "mpich" not in flavours():
         return "emulated hosts are launched by MPICH's mpirun"
+    if " " in f"{ROOT}{sys.prefix}":
+        return "MPICH's launcher for other hosts cannot pass a path with a space"
     tried = subprocess.run(["ip", "netns", "add", "refimpl-try"], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", "refimpl-try"], capture_output=True)
     return tried.stderr.strip()
