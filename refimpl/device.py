@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from refimpl.errors import UsageError
-from refimpl.ranks import gather_text
+from refimpl.collective.guard import gather_text
 from refimpl.settings import Settings
 
 # Open MPI, MPICH and Intel, MVAPICH, Cray, PMIx, Slurm: the nearest launcher first

@@ -6,7 +6,7 @@ from collections import Counter
 
 from refimpl.errors import UsageError
 from refimpl.device import choose_gpu, own_cores, refuse_split_world
-from refimpl.ranks import gather_text
+from refimpl.collective.guard import gather_text
 
 LENGTH = 1_000_003  # not divisible by any grid
 

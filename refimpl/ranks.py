@@ -5,6 +5,7 @@ import signal
 import numpy as np
 
 from refimpl.collective.exchange import waiting
+from refimpl.collective.guard import gather_text
 from refimpl.errors import UsageError
 
 
@@ -46,19 +47,6 @@ def writable(path: str, setting: str):
     except OSError as error:
         raise UsageError(f"{setting} {path}: {error.strerror}; give a file in a folder that exists and "
                          "may be written") from None
-
-
-def gather_text(comm, text: str) -> list[str]:
-    """Every rank's text, on every rank."""
-    words = np.frombuffer(text.encode(errors="surrogateescape"), np.uint8)
-    lengths = np.empty(comm.size, np.int64)
-    with waiting("agreement", comm):
-        comm.Allgather(np.array([len(words)]), lengths)
-    width = max(1, int(lengths.max()))
-    mine, everyone = np.zeros(width, np.uint8), np.empty((comm.size, width), np.uint8)
-    mine[:len(words)] = words
-    comm.Allgather(mine, everyone)
-    return [row[:length].tobytes().decode(errors="surrogateescape") for row, length in zip(everyone, lengths)]
 
 
 def tell(comm, value=None):

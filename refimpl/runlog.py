@@ -60,7 +60,7 @@ class RunLog:
             except FileExistsError:
                 if not self.folder.is_dir():
                     raise
-        self._write(self._header("start"))
+        self._begin("start")
 
     def _go_on(self, resumed: dict) -> None:
         """The resumed run's folder; its log is cut to what the checkpoint knew, and says so."""
@@ -68,7 +68,7 @@ class RunLog:
         log = self.folder / "log.jsonl"
         kept = log.read_text().splitlines(keepends=True)[:self.lines] if log.exists() else []
         log.write_text("".join(kept))
-        self._write(self._header("resume"))
+        self._begin("resume")
         print(f"resumed {self.folder} at step {self.run.step}{resumed['note']}")
 
     def _trace(self, path: str):
@@ -81,11 +81,12 @@ class RunLog:
         file.write("".join(kept).encode())
         return file
 
-    def _header(self, event: str) -> dict:
+    def _begin(self, event: str) -> None:
+        """The line that says what runs from here on, and on what."""
         from mpi4py import MPI
         run = self.run
         grid = getattr(run.allreduce.place, "rows", None)
-        return {
+        self.header = {
             "event": event, "step": run.step, "command": config.command(run.settings),
             "settings": dataclasses.asdict(run.settings),
             "images": len(run.train_images), "classes": list(run.train_images.classes),
@@ -98,11 +99,12 @@ class RunLog:
                 "grid": f"{grid}x{run.allreduce.place.columns}" if grid else None,
                 "threads": run.threads, "cpu": torch.backends.cpu.get_cpu_capability(),
                 "device": str(run.device), "host": platform.node()}}
+        self._write(self.header)
 
     def _greeting(self) -> str:
-        run, m = self.run, self._header("")["machine"]
+        run, m = self.run, self.header["machine"]
         parameters = sum(p.numel() for p in run.model.parameters())
-        return (f"{config.command(run.settings)}\n"
+        return (f"{self.header['command']}\n"
                 f"{len(run.train_images)} training and {len(run.val_images)} validation images, "
                 f"{run.classes} classes; {parameters:,} parameters\n"
                 f"{run.comm.size} ranks ({m['mpi']}), {m['algorithm']}"

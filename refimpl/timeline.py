@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 from refimpl.collective import exchange
-from refimpl.ranks import everywhere, gather_text, writable
+from refimpl.collective.guard import gather_text
+from refimpl.ranks import everywhere, writable
 
 STEPS = 20  # more would not fit a screen, nor a browser's memory at many ranks
 

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from refimpl.device import free_cores
-from refimpl.ranks import gather_text
+from refimpl.collective.guard import gather_text
 
 
 @pytest.mark.ranks(1, 3)

@@ -23,14 +23,14 @@ def agree(comm, **facts) -> None:
     One message of 8 bytes per rank; the texts travel only where these differ. The message names
     the first rank that differs from the majority (rank 0 where there is none) and both values.
     """
-    text = "\n".join(str(value) for value in facts.values()).encode()
-    digest = numpy.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), numpy.uint64)
-    digests = numpy.empty(comm.size, numpy.uint64)
+    text = "\n".join(str(value) for value in facts.values())
+    sha = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8)
+    digest, digests = numpy.frombuffer(sha.digest(), numpy.uint64), numpy.empty(comm.size, numpy.uint64)
     with waiting("agreement", comm):
         comm.Allgather(digest, digests)
     if (digests == digests[0]).all():
         return
-    for name, values in zip(facts, _texts(comm, text)):
+    for name, values in zip(facts, zip(*(t.split("\n") for t in gather_text(comm, text)))):
         usual = Counter(values).most_common(1)[0][0]
         odd = [rank for rank, value in enumerate(values) if value != usual]
         if odd:
@@ -41,13 +41,14 @@ def agree(comm, **facts) -> None:
                 + "; every rank must make the same calls in the same order")
 
 
-def _texts(comm, text: bytes) -> list[tuple[str, ...]]:
-    """For each fact, its value on every rank."""
-    lengths = numpy.empty(comm.size, numpy.int64)
-    comm.Allgather(numpy.array([len(text)]), lengths)
-    texts = numpy.empty(comm.size, f"S{lengths.max()}")
-    comm.Allgather(numpy.array([text], texts.dtype).view(numpy.uint8), texts.view(numpy.uint8))
-    return list(zip(*(row.decode().split("\n") for row in texts.tolist())))
+def gather_text(comm, text: str) -> list[str]:
+    """Every rank's text, on every rank; bytes of a path that are no text survive."""
+    words, lengths = text.encode(errors="surrogateescape"), numpy.empty(comm.size, numpy.int64)
+    with waiting("agreement", comm):
+        comm.Allgather(numpy.array([len(words)]), lengths)
+    texts = numpy.empty(comm.size, f"S{max(1, lengths.max())}")
+    comm.Allgather(numpy.array([words], texts.dtype).view(numpy.uint8), texts.view(numpy.uint8))
+    return [each.decode(errors="surrogateescape") for each in texts.tolist()]
 
 
 class Watchdog:
