@@ -1,13 +1,25 @@
 """Start programs under mpirun from a plain pytest: every MPI at hand, a time limit on each launch."""
+import atexit
 import ctypes
+import functools
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@functools.cache
+def scratch() -> str:
+    """A folder of this session's launches. Open MPI's launcher names its contact files by process
+    id and does not start where a killed launcher of the same, reused, id has left them in /tmp."""
+    folder = tempfile.mkdtemp(prefix="mpi-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def flavours() -> dict[str, tuple[list[str], dict[str, str]]]:
@@ -24,7 +36,7 @@ def flavours() -> dict[str, tuple[list[str], dict[str, str]]]:
         found["system"] = ([shutil.which("mpirun")], {})
     for command, env in found.values():  # Open MPI asks root and small machines for a yes
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe")
+                   PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe", TMPDIR=scratch())
     return found
 
 
