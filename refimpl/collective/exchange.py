@@ -21,6 +21,12 @@ from . import buffers
 SEGMENT = 1 << 20  # bytes, the longest message: with more ranks than cores each wait costs a switch
 
 
+def segment(nbytes: int) -> int:
+    """Bytes of a segment of a chunk of `nbytes`: an eighth, so that the links between hosts never
+    run dry for long while a last segment is added, but no less than a quarter of SEGMENT."""
+    return min(SEGMENT, max(SEGMENT // 4, nbytes // 8))
+
+
 class Traffic:
     """What one rank (or one of its threads) has sent, per phase, and what it waits for just now."""
 
@@ -83,8 +89,8 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
     record, start = traffic(), time.monotonic()
     record.waiting = (start, phase, turn, comm, to, source)
     direct = not wire and not buffers.staged(recv if send is None else send)
-    outgoing = () if send is None else buffers.pieces(send, SEGMENT)  # both sides cut alike
-    incoming = () if recv is None else buffers.pieces(recv, SEGMENT)
+    outgoing, incoming = (() if side is None else buffers.pieces(side, segment(side.nbytes))
+                          for side in (send, recv))  # who sends and who receives cut alike
     leaving, arriving = [], None
     for k, (out, into) in enumerate(itertools.zip_longest(outgoing, incoming)):
         if len(leaving) == 2:

@@ -111,7 +111,7 @@ class Place:
         """Seconds until the last of these simultaneous messages is added, and the busiest link."""
         apart = self.node[source] != self.node[dest]
         leaves = self.leaf[source] != self.leaf[dest]
-        pieces, found = max(1, -(-int(nbytes) // exchange.SEGMENT)), []
+        pieces, found = max(1, -(-int(nbytes) // exchange.segment(int(nbytes)))), []
         piece = nbytes / pieces
         for link, mask in zip(LINKS, (~apart, apart)):
             if not mask.any():
@@ -196,8 +196,7 @@ def simulated(cluster: Cluster, algorithm: str, ranks: int, nbytes: float, shape
               across="halving_doubling") -> list[float]:
     """Seconds of every rank, the algorithm run on clocks; an element stands for many bytes."""
     from refimpl.collective import allreducer
-    pieces = max(1, int(nbytes) // exchange.SEGMENT)
-    elements = ranks * max(1, round(2 * pieces / ranks)) if pieces > 1 else max(ranks, 1)
+    elements = ranks * max(1, round(nbytes / ranks / (exchange.SEGMENT // 4)))
     magnify = nbytes / (4 * elements)
     options = {"ranks_per_node": cluster.per_node(ranks),
                "across": across} if algorithm == "hierarchical" else {}
