@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from refimpl import checkpoint, config, device, evaluate
+from refimpl import checkpoint, choice, config, device, evaluate
 from refimpl.collective import allreducer, guard
 from refimpl.collective.grid import split_by_node
 from refimpl.data.index import open_index
@@ -88,13 +88,15 @@ class Run:
                 if isinstance(module, nn.BatchNorm2d):
                     module.momentum = 1.0
         grid = None if s.grid == "auto" else tuple(int(side) for side in s.grid.split("x"))
-        name = "torus" if s.allreduce == "auto" else s.allreduce
+        one_cpu_node = self._one_cpu_node()
+        bucket = s.bucket_mb * 1e6 or choice.bucket_bytes(self.comm.size)
+        name = s.allreduce if s.allreduce != "auto" else "torus" if grid else choice.algorithm(
+            self.comm.size, bucket, one_cpu_node)
         across = {"across": s.across} if name == "hierarchical" else {}
         self.allreduce = allreducer(name, self.comm, grid, check="first", **across)
         wire = None if s.wire == "none" else s.wire
-        self.gradients = Gradients(self.model, max(1, int(s.bucket_mb * 1e6 / 4)), wire, s.sum,
-                                   self._storage)
-        behind = s.overlap == "on" or s.overlap == "auto" and not self._one_cpu_node()
+        self.gradients = Gradients(self.model, max(1, int(bucket / 4)), wire, s.sum, self._storage)
+        behind = s.overlap == "on" or s.overlap == "auto" and not one_cpu_node
         behind = behind and not s.state
         allreduce = self.allreduce
         if s.timeline:

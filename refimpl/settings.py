@@ -112,12 +112,12 @@ class Settings:
     sum: str = _is("plain", NUMBERS, "exact: fixed point, equal bits for any number of ranks",
                    "plain", "exact")
 
-    allreduce: str = _is("auto", SUM, "algorithm", "auto", "ring", "torus", "halving_doubling",
-                         "hierarchical", "window", "mpi")
+    allreduce: str = _is("auto", SUM, "algorithm (auto: as choice.py has it)", "auto", "ring",
+                         "torus", "halving_doubling", "hierarchical", "window", "mpi")
     across: str = _is("halving_doubling", SUM, "hierarchical: the algorithm between nodes "
                       "(Goyal 4.1)", "ring", "halving_doubling", "torus", "mpi")
     grid: str = _is("auto", SUM, "RxC: rows x columns of the torus, or auto")
-    bucket_mb: float = _is(8.0, SUM, "gradients summed together, in MB", least=0)
+    bucket_mb: float = _is(0.0, SUM, "gradients summed together, in MB (0: choice.py)", least=0)
     overlap: str = _is("auto", SUM, "allreduce while backward runs", "auto", "on", "off")
 
     device: str = _is("auto", SPEED, "where tensors live", "auto", "cpu", "cuda")

@@ -40,8 +40,12 @@ def test_all_algorithms_beside_mpi_and_gloo(mpi, tmp_path):
                  "--json", str(tmp_path / "rows"), "--plot", str(tmp_path / "plot.png"))
     assert job.returncode == 0, job.stderr
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
-    assert len(rows) == 14 and {r["algorithm"] for r in rows} >= {"ring", "window", "mpi", "gloo"}
+    assert len(rows) == 16 and {r["algorithm"] for r in rows} >= {"ring", "window", "mpi", "gloo"}
     assert all(r["n"] == 2 and r["mpi"] and r["min_s"] <= r["median_s"] for r in rows)
+    ours = {r["bytes"]: r["algorithm"] for r in sorted(rows, key=lambda r: -r["median_s"])
+            if r["algorithm"] not in ("mpi", "gloo", "traffic")}  # the fastest stays
+    proposal = job.stdout.splitlines()[-1]
+    assert f"(2, 4096, '{ours[4096]}'), (2, 32768, '{ours[32768]}')" in proposal
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -7,6 +7,8 @@ import string
 
 import pytest
 
+from refimpl import choice
+from refimpl.collective import ALGORITHMS
 from refimpl.config import RECIPES, command, load_recipe, parse
 from refimpl.errors import UsageError
 from refimpl.settings import FIELDS, Band, Settings, convert, option
@@ -116,3 +118,13 @@ def test_random_damage_to_recipes_ends_in_settings_or_one_sentence(tmp_path):
         except UsageError:
             pass
     assert accepted > 100
+
+
+def test_auto_is_a_fixed_table_by_ranks_and_bytes():
+    assert choice.algorithm(4, 8_000_000, one_cpu_node=True) == "window"
+    assert choice.algorithm(2176, 8_000_000, one_cpu_node=False) == "torus"  # Mikami's
+    assert choice.algorithm(2176, 1 << 20, one_cpu_node=False) == "halving_doubling"
+    assert choice.bucket_bytes(256) == 8_000_000 < choice.bucket_bytes(257) == 16_000_000
+    for lines in (choice.BETWEEN_NODES, choice.ONE_CPU_NODE):
+        assert {name for *_, name in lines} <= set(ALGORITHMS)
+        assert lines[-1][:2] == (choice.ANY, choice.ANY)  # there is always an answer

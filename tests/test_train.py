@@ -49,8 +49,9 @@ def test_a_run_leaves_its_log_picture_and_checkpoint(mpi, data, tmp_path):
 
 
 def test_without_a_launcher_it_runs_as_one_rank(data, tmp_path):
-    job = alone(*small(data, tmp_path, "--max-steps", "2"))
+    job = alone(*small(data, tmp_path, "--max-steps", "2", "--allreduce", "auto"))
     assert job.returncode == 0 and "1 rank" in job.stdout, job.stderr
+    assert "window" in job.stdout  # what auto means on the CPUs of one node, said before the run
 
 
 BAD = [

@@ -3,6 +3,7 @@
 As nccl-tests defines them: algbw = bytes / time, busbw = algbw * 2(n-1)/n, in GB/s = 1e9 bytes/s,
 for every algorithm alike; the time is that of the slowest rank. K and M in sizes are 1024, 1024^2.
 All algorithms take turns within each repetition, so that a busy machine harms them alike.
+`traffic` is the bound in shared memory: every rank reads and writes as many bytes as the buffer has.
 """
 import argparse
 import contextlib
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> None:
             if comm.rank == 0:
                 show(rows[-len(args.algorithms):], header=len(rows) == len(args.algorithms))
     if comm.rank == 0:
+        propose(rows)
         if args.json:
             with open(args.json, "a") as file:
                 file.writelines(json.dumps({**row, **about(MPI)}) + "\n" for row in rows)
@@ -42,7 +44,7 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv):
-    known = (*ALGORITHMS, "gloo")
+    known = (*ALGORITHMS, "gloo", "traffic")
     parser = argparse.ArgumentParser(prog="refimpl.bench allreduce")
     parser.add_argument("--algorithms", nargs="+", default=list(known), choices=known)
     parser.add_argument("--sizes", default="4K:128M", help="bytes: 64K, or FROM:TO in steps of 8")
@@ -102,7 +104,7 @@ def take_turns(comm, length: int, reducers: dict, args) -> dict[str, list[float]
         for name, (reduce, buffer) in reducers.items():
             buffer[:] = mine
             seconds = slowest(comm, lambda: reduce(buffer))
-            if not (buffer == total).all():
+            if name != "traffic" and not (buffer == total).all():
                 raise RuntimeError(f"rank {comm.rank}: {name} gave a wrong sum of {length} values")
             if repeat >= args.warmup:
                 times[name].append(seconds)
@@ -115,9 +117,12 @@ def reducer(name: str, comm, length: int, args, stack):
         return gloo(comm), numpy.empty(length, numpy.float32)
     options = {"ranks_per_node": args.ranks_per_node} if name == "hierarchical" else {}
     reduce = stack.enter_context(allreducer(
-        name, comm, args.grid if name == "torus" else None, check="first", **options))
-    shared = args.shared or name == "window"
+        "window" if name == "traffic" else name, comm, args.grid if name == "torus" else None,
+        check="first", **options))
+    shared = args.shared or name in ("window", "traffic")
     buffer = reduce.empty(length) if shared else numpy.empty(length, numpy.float32)
+    if name == "traffic":
+        return (lambda b: numpy.negative(b, out=b)), buffer
     return (lambda b: reduce(b, wire=args.wire)), buffer
 
 
@@ -170,6 +175,14 @@ def show(rows: list[dict], header: bool) -> None:
         print(f"{r['algorithm']:17}{r['bytes']:11}{r['ranks']:6}{r['median_s'] * 1e3:11.3f}"
               f"{r['min_s'] * 1e3:9.3f}{r['max_s'] * 1e3:9.3f}{r['n']:4}{r['algbw']:12.3f}"
               f"{r['busbw']:12.3f}", flush=True)
+
+
+def propose(rows: list[dict]) -> None:
+    """Which of ours is the fastest, size by size, as lines of refimpl/choice.py."""
+    ours = [r for r in rows if r["algorithm"] in ALGORITHMS and r["algorithm"] != "mpi"]
+    best = {r["bytes"]: r for r in sorted(ours, key=lambda r: -r["median_s"])}
+    lines = [f"({r['ranks']}, {nbytes}, {r['algorithm']!r})" for nbytes, r in sorted(best.items())]
+    print("fastest of ours, as (ranks, bytes, algorithm):", ", ".join(lines))
 
 
 def about(MPI) -> dict:

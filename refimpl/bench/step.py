@@ -18,7 +18,9 @@ import statistics
 import torch
 from torch import nn
 
+from .. import choice
 from ..collective import allreducer
+from ..collective.grid import split_by_node
 from ..collective.guard import Watchdog
 from ..errors import UsageError
 from ..gradients import Gradients
@@ -38,8 +40,9 @@ class Ours:
     def __init__(self, kind: str, comm, model: nn.Module, images, labels, args, bf16: bool) -> None:
         self.comm, self.model, self.images, self.labels = comm, model, images, labels
         self.bf16 = bf16
-        allreduce = allreducer(args.algorithm, comm, check="first")
-        limit = int(args.bucket_mb * 1e6 / 4)
+        limit = int(args.bucket_mb * 1e6 or choice.bucket_bytes(comm.size)) // 4
+        name = args.algorithm or choice.algorithm(comm.size, 4 * limit, args.one_node)
+        allreduce = allreducer(name, comm, check="first")
         storage = None
         if kind == "ours":
             def storage(values, dtype):
@@ -104,6 +107,7 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(args.threads)
     from mpi4py import MPI
     comm, rows = MPI.COMM_WORLD, []
+    args.one_node = split_by_node(comm).size == comm.size
     with Watchdog(args.timeout):
         for size, n in args.sizes:
             for precision in args.precision:
@@ -124,9 +128,9 @@ def parse(argv):
                         help="image side x samples per rank")
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=("fp32", "bf16"))
     parser.add_argument("--layout", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
-    parser.add_argument("--algorithm", default="torus")
+    parser.add_argument("--algorithm", help="default, as of --bucket-mb: choice.py")
     parser.add_argument("--wire", choices=("float16", "bfloat16"))
-    parser.add_argument("--bucket-mb", type=float, default=8.0)
+    parser.add_argument("--bucket-mb", type=float, default=0.0)
     parser.add_argument("--depth", default="3,4,6,3", help="blocks per stage")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)

@@ -22,8 +22,7 @@ SEGMENT = 1 << 20  # bytes, the longest message: with more ranks than cores each
 
 
 def segment(nbytes: int) -> int:
-    """Bytes of a segment of a chunk of `nbytes`: an eighth, so that the links between hosts never
-    run dry for long while a last segment is added, but no less than a quarter of SEGMENT."""
+    """Bytes of a chunk's segments: links must not run dry for long while the last one is added."""
     return min(SEGMENT, max(SEGMENT // 4, nbytes // 8))
 
 

@@ -43,7 +43,7 @@ def fitting(shape, size: int) -> tuple[int, int]:
     sides = tuple(shape)
     if len(sides) != 2 or not all(isinstance(side, (int, numpy.integer)) and side > 0
                                   for side in sides) or sides[0] * sides[1] != size:
-        choices = ", ".join(f"{size // c}x{c}" for c in _divisors(size))
+        choices = ", ".join(f"{size // c}x{c}" for c in range(1, size + 1) if size % c == 0)
         raise UsageError(f"a grid of {' x '.join(map(str, sides))} does not hold {size} ranks: "
                          f"choose one of {choices}")
     return int(sides[0]), int(sides[1])
@@ -56,7 +56,7 @@ def default_shape(size: int, ranks_per_node: int | None = None) -> tuple[int, in
     are uneven (None) only the number of steps counts. A prime size gives 1 x N.
     """
     node = ranks_per_node or 1
-    allowed = [c for c in _divisors(size) if node % c == 0 or c % node == 0]
+    allowed = [c for c in range(1, size + 1) if size % c == 0 and (node % c == 0 or c % node == 0)]
     columns = min(allowed, key=lambda c: (c + size // c, -c))
     return size // columns, columns
 
@@ -82,7 +82,3 @@ def split_by_node(comm, ranks_per_node: int | None = None):
         from mpi4py import MPI
         shared = MPI.COMM_TYPE_SHARED
     return comm.Split_type(shared, comm.rank)
-
-
-def _divisors(size: int) -> list[int]:
-    return [c for c in range(1, size + 1) if size % c == 0]

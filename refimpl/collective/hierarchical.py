@@ -14,10 +14,9 @@ from typing import Any, Callable, NamedTuple
 import numpy
 
 from ..errors import UsageError
-from . import exchange as moving
 from . import halving_doubling, ring, torus, window
+from . import exchange as moving
 from .buffers import pieces
-from .exchange import exchange
 from .grid import fitting, make_grid, split_by_node
 
 ACROSS = {"ring": ring, "torus": torus, "halving_doubling": halving_doubling}
@@ -83,5 +82,5 @@ def chain(buffer, node, links, add, phase):
         goes = waits.get(turn - node.rank) if node.rank < links else None
         comes = waits.get(turn - before) if before < links else None
         if goes is not None or comes is not None:
-            exchange(node, goes, after, comes, before, add=add and node.rank > 0,
-                     phase=phase, turn=turn)
+            moving.exchange(node, goes, after, comes, before, add=add and node.rank > 0,
+                            phase=phase, turn=turn)

@@ -19,7 +19,7 @@ from .buffers import add, chunk, on_device, pieces
 from .exchange import waiting
 from .grid import split_by_node
 
-BLOCK = 1 << 17  # bytes added at a time: partial sums stay in the cache
+BLOCK = 1 << 18  # bytes added at a time: partial sums stay in the cache
 _made = 0  # windows so far, as far as this rank has heard
 _windows: list["Shared"] = []
 
