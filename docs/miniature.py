@@ -42,17 +42,15 @@ STUDY = {  # recipe: (label, the paper's counterpart: a recipe with its publishe
     "mini_4k_lars_control": ("1024, 2048, 4096: LARS, control", "mikami_v1_224s")}
 SIZES = {"mini_256": 256, "mini_512": 512, "mini_1k": 1024, "mini_2k": 2048, "mini_4k": 4096}
 PANELS = (("minibatch (figure 3)", ("mini_1k", "mini_2k", "mini_4k")),
-          ("warm-up at 1024 (table 1)", ("mini_1k", "mini_1k_warmup_constant",
-                                         "mini_1k_warmup_none")),
-          ("rate at 1024 (table 2a)", ("mini_1k", "mini_1k_lr_sqrt", "mini_1k_lr_fixed")),
-          ("LARS, control at 4096", ("mini_4k_lars_control", "mini_4k_lars", "mini_4k_poly")))
+          ("warm-up (table 1)", ("mini_1k", "mini_1k_warmup_constant", "mini_1k_warmup_none")),
+          ("rate (table 2a)", ("mini_1k", "mini_1k_lr_sqrt", "mini_1k_lr_fixed")),
+          ("LARS and control, 4096", ("mini_4k_lars_control", "mini_4k_lars", "mini_4k_poly")))
 
 
 def run(results, data, seeds, trainer):
     """Every run that `results` lacks, one seed of all recipes after the other."""
-    done = {(line["recipe"], line["seed"]) for line in read(results)}
+    done, took = {(line["recipe"], line["seed"]) for line in read(results)}, []
     todo = [(r, s) for s in range(1, seeds + 1) for r in STUDY if (r, s) not in done]
-    took = []
     for number, (recipe, seed) in enumerate(todo, 1):
         start, line = time.monotonic(), train(recipe, seed, data, trainer)
         with open(results, "a", encoding="utf-8") as file:
@@ -71,7 +69,7 @@ def train(recipe, seed, data, trainer):
         command = [str(launcher) if launcher.exists() else "mpirun", "-np", "2", sys.executable,
                    "-m", "refimpl.train", "--recipe", recipe, "--seed", str(seed), "--data", data,
                    "--out", out, *trainer.split()]
-        job = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        job = subprocess.run(command, capture_output=True, text=True)
         logs = list(pathlib.Path(out).glob("*/log.jsonl"))
         told = re.search(r"refimpl\.train: (.*not finite.*)", job.stderr)
         if job.returncode and not (told and logs):
@@ -88,8 +86,7 @@ def train(recipe, seed, data, trainer):
 
 
 def read(path):
-    path = pathlib.Path(path)
-    return [json.loads(line) for line in open(path, encoding="utf-8")] if path.exists() else []
+    return [json.loads(x) for x in path.open(encoding="utf-8")] if path.exists() else []
 
 
 def error(line):
@@ -118,7 +115,7 @@ def published(name):
     """The paper's own error, as its recipe in refimpl/recipes has it."""
     if " " in name:
         return name
-    (kind, entry), *_ = load_recipe(name).published.items()
+    (kind, entry), *_ = load_recipe(name).published.items()  # Goyal's error, Mikami's accuracy
     value = entry["value"] if kind == "top1_error" else 100 - entry["value"]
     std = f" ±{entry['spread']:.2f}" if "spread" in entry else ""
     return f"{value:.2f}{std} (`{name}`)"
@@ -132,9 +129,8 @@ def table(runs):
         cells = [[error(x) for x in kept(lines)],
                  [100 - 100 * statistics.median(x["train_top1"][-LAST:]) for x in kept(lines)]]
         cells = ["{:.1f} ±{:.1f}".format(*spread(v)) if v else "-" for v in cells]
-        steps = lines[0]["steps"] if lines else "-"
-        rows.append(f"| {label(recipe, lines)} | {steps} | {' | '.join(cells)} | "
-                    f"{published(STUDY[recipe][1])} |")
+        cells = [label(recipe, lines), str(lines[0]["steps"] if lines else "-"), *cells]
+        rows.append(f"| {' | '.join(cells)} | {published(STUDY[recipe][1])} |")
     return "\n".join(rows)
 
 
@@ -142,17 +138,17 @@ def plot_error(runs, axes):
     """Goyal's figure 1: error against minibatch, mean and twice the standard deviation."""
     found = {r: spread(list(map(error, kept(lines)))) for r, lines in runs.items() if kept(lines)}
     sizes = [r for r in SIZES if r in found]
-    for mean, std in [found[r] for r in sizes[:1]]:
-        axes.axhspan(mean - 2 * std, mean + 2 * std, color="0.88")
-    axes.errorbar([SIZES[r] for r in sizes], [found[r][0] for r in sizes],
-                  [2 * found[r][1] for r in sizes], color="0", marker="o", capsize=4,
+    means, bars = [found[r][0] for r in sizes], [2 * found[r][1] for r in sizes]
+    for mean, bar in zip(means[:1], bars):
+        axes.axhspan(mean - bar, mean + bar, color="0.88")
+    axes.errorbar([SIZES[r] for r in sizes], means, bars, color="0", marker="o", capsize=4,
                   label="\n".join(label(r, runs[r]) for r in SIZES))
     others = [r for r in found if r not in SIZES]
     for r, marker, shift in zip(others, "sD^v<>P", (1.06, 0.94, 1.12, 0.89, 1.06, 0.94, 0.89)):
         axes.errorbar((1024 if "_1k_" in r else 4096) * shift, found[r][0], 2 * found[r][1], ls="",
                       color="0.35", marker=marker, mfc="white", capsize=3, label=label(r, runs[r]))
-    axes.set(xscale="log", xticks=list(SIZES.values()), xticklabels=list(SIZES.values()),
-             xlabel="minibatch kn", ylabel="validation error, %")
+    axes.set(xscale="log", xlabel="minibatch kn", ylabel="validation error, %")
+    axes.set_xticks(list(SIZES.values()), list(SIZES.values()))
     axes.minorticks_off()
     axes.legend(fontsize=8, loc="upper left")
 
@@ -163,11 +159,10 @@ def plot_curves(runs, axes, title, recipes):
     for recipe, (dashes, marker, grey) in zip(("mini_256", *recipes), styles):
         columns = zip(*(x["train_top1"] for x in kept(runs[recipe])))
         points = [spread([100 - 100 * v for v in column]) for column in columns]
-        epochs = range(1, len(points) + 1)
-        axes.plot(epochs, [m for m, _ in points], dashes, marker=marker, color=grey, ms=4,
+        x, low, high = range(1, len(points) + 1), *([m + s * d for m, d in points] for s in (-1, 1))
+        axes.plot(x, [m for m, _ in points], dashes, marker=marker, color=grey, ms=4,
                   lw=1.3 if marker else 4, label=label(recipe, runs[recipe]))
-        axes.fill_between(epochs, [m - d for m, d in points], [m + d for m, d in points],
-                          color=grey, alpha=0.15, lw=0)
+        axes.fill_between(x, low, high, color=grey, alpha=0.15, lw=0)
     axes.set(title=title, xlabel="epoch", ylabel="training error, %", xticks=range(0, 19, 3))
     axes.legend(fontsize=8)
 
@@ -179,15 +174,14 @@ def pictures(runs, folder):
     plot_error(runs, one.subplots())
     for axes, (title, recipes) in zip(four.subplots(2, 2, sharey=True).flat, PANELS):
         plot_curves(runs, axes, title, recipes)
-    one.savefig(folder / "miniature_error.png", dpi=110)
-    four.savefig(folder / "miniature_curves.png", dpi=110)
+    for figure, name in ((one, "error"), (four, "curves")):
+        figure.savefig(folder / f"miniature_{name}.png", dpi=110)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, prog="python docs/miniature.py",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("command", choices=("run", "show"))
-    parser.add_argument("--results", default=DOCS / "results.jsonl")
+    parser.add_argument("--results", type=pathlib.Path, default=DOCS / "results.jsonl")
     parser.add_argument("--data", default="mini.zip", help="run: the packed images")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--trainer", default=PLAYED, help="run: further settings, in one word")
