@@ -14,8 +14,10 @@ from contextlib import nullcontext
 
 import torch
 
-from refimpl.collective import buffers
+from refimpl.collective import buffers, exchange
 from refimpl.gradients import Gradients
+
+PAUSE = 2e-4  # seconds between looks: on a CPU, polling would take its core from backward
 
 
 class Overlap:
@@ -60,6 +62,7 @@ class Overlap:
         return buffers.on_stream(self.stream.cuda_stream) if self.stream else nullcontext()
 
     def _work(self) -> None:
+        exchange.traffic().pause = PAUSE if self.stream is None else 0.0
         while True:
             bucket, ready = self.waiting.get()
             try:

@@ -15,6 +15,7 @@ from refimpl.data.index import open_index
 from refimpl.data.loader import normalise, stream
 from refimpl.data.order import epoch_order, minibatch, share
 from refimpl.errors import Diverged, UsageError
+from refimpl.fused import Fused
 from refimpl.gradients import Gradients
 from refimpl.model import ResNet, initialise
 from refimpl.optimizer import LossScale, Optimizer
@@ -109,6 +110,8 @@ class Run:
         self.optimizer = Optimizer(
             self.model, s.optimizer, s.momentum_form, s.momentum_correction, s.nesterov,
             s.weight_decay, s.decay_bias, s.lars_coefficient, s.lars_eps)
+        if self.device.type == "cuda":
+            Fused(self.optimizer, self.gradients.flat)
         self.scale = LossScale(s.loss_scale, max(b.workers for b in s.in_bands()),
                                s.precision == "fp16" or wire == "float16")
         self.loss = nn.CrossEntropyLoss(label_smoothing=s.label_smoothing, reduction="sum")

@@ -26,10 +26,8 @@ class Reducer(contextlib.AbstractContextManager):
     """A function reduce(buffer, wire=None, dtype=None, name="") that sums in place over `comm`.
 
     Collective: it makes communicators of its own, so reducers of two threads do not meet. shape:
-    (R, C) of the torus. ranks_per_node, across ("ring", ...): of hierarchical. check ("always" or
-    "first"): whether ranks compare every call, or each kind of call once. Raises UsageError, alike
-    on all ranks.
-    """
+    (R, C) of the torus. ranks_per_node, across: of hierarchical. check: whether ranks compare every
+    call ("always") or each kind of call once ("first"). Raises UsageError, alike on all ranks."""
 
     def __init__(self, algorithm: str, comm, shape: tuple[int, int] | None = None, *,
                  ranks_per_node: int | None = None, across: str = "ring", check: str = "always"):

@@ -33,6 +33,7 @@ class Traffic:
         self.sent: dict[str, list[int]] = {}  # phase -> [messages (cut or not), bytes]
         self.waiting = None   # (since, phase, round, comm, to, source), for the watchdog
         self.timeline = None  # or a list, filled with (phase, round, to, source, bytes, start, end)
+        self.pause = 0.0      # or seconds of sleep between looks, beside a thread that computes
         self.kept = {}        # scratch
         everyone.add(self)
 
@@ -48,6 +49,11 @@ class Traffic:
         if key not in self.kept or self.kept[key].size < segment.size:
             self.kept[key] = buffers.empty(segment, segment.size, dtype)
         return self.kept[key][:segment.size]
+
+    def wait(self, request) -> None:
+        while self.pause and not request.Test():  # MPI's own waiting may poll, on a core in use
+            time.sleep(self.pause)
+        request.Wait()
 
     def packed(self, segment, wire, k: int):
         """Scratch that holds `segment` as MPI can send it: in 16 bits, in host memory."""
@@ -79,11 +85,10 @@ def waiting(phase: str, comm):
 
 
 def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", turn=0) -> None:
-    """Send the array `send` to rank `to` while `recv` is received from rank `source`.
+    """Send `send` to rank `to` while `recv` is filled from rank `source`; either may be None.
 
-    add: `recv` += what arrives, otherwise it is replaced. wire: 16-bit type on the way. Either side
-    may be None. Returns when `send` may be changed again and `recv` is complete (for a device
-    array: complete in the order of the current stream).
+    add: `recv` += what arrives, otherwise it is replaced. wire: 16-bit type on the way. On return
+    `send` may be changed and `recv` is complete (on a device: in the order of the current stream).
     """
     record, start = traffic(), time.monotonic()
     record.waiting = (start, phase, turn, comm, to, source)
@@ -93,7 +98,7 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
     leaving, arriving = [], None
     for k, (out, into) in enumerate(itertools.zip_longest(outgoing, incoming)):
         if len(leaving) == 2:
-            leaving.pop(0).Wait()  # its scratch is free again
+            record.wait(leaving.pop(0))  # its scratch is free again
         if out is not None:
             out = out if direct else record.packed(out, wire, k)
         if into is not None:
@@ -105,11 +110,11 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
         if out is not None:
             leaving.append(comm.Isend(_words(out), to))
         if before:
-            _finish(*before, add)
+            _finish(record, *before, add)
     if arriving:
-        _finish(*arriving, add)
+        _finish(record, *arriving, add)
     for request in leaving:
-        request.Wait()
+        record.wait(request)
     record.waiting = None
     sent = 0 if send is None else send.size * (2 if wire else send.itemsize)
     if send is not None:
@@ -118,8 +123,8 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
         record.timeline.append((phase, turn, to, source, sent, start, time.monotonic()))
 
 
-def _finish(request, landing, into, add):
-    request.Wait()
+def _finish(record, request, landing, into, add):
+    record.wait(request)
     if landing is not into:
         buffers.land(landing, into, add)
 

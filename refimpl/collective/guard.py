@@ -18,14 +18,12 @@ class Disagreement(UsageError):
 
 
 def agree(comm, **facts) -> None:
-    """Return if every rank of `comm` gave the same facts, otherwise raise Disagreement on all.
-
-    One message of 8 bytes per rank; the texts travel only where these differ. The message names
-    the first rank that differs from the majority (rank 0 where there is none) and both values.
-    """
+    """Raise Disagreement on all ranks of `comm` unless all gave the same facts. It names the first
+    rank that differs from the majority (rank 0 where there is none) and both values. One message
+    of 8 bytes per rank; the texts travel only where these differ."""
     text = "\n".join(str(value) for value in facts.values())
     sha = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8)
-    digest, digests = numpy.frombuffer(sha.digest(), numpy.uint64), numpy.empty(comm.size, numpy.uint64)
+    digest, digests = numpy.frombuffer(sha.digest(), "u8"), numpy.empty(comm.size, "u8")
     with waiting("agreement", comm):
         comm.Allgather(digest, digests)
     if (digests == digests[0]).all():

@@ -6,8 +6,7 @@
 
 Order of addition: the ring's (for the oracle: --order ring). Costs per rank: the buffer is read and
 written once, two barriers. The torus takes the halves apart: `reduce_scatter`, then, behind
-its column, `all_gather`. The buffer must come from `empty`; for any other buffer, with a 16-bit
-wire, and without enough shared memory, the ring sends messages.
+its column, `all_gather`. Buffers not from `empty`, and all with a wire, go as the ring's messages.
 """
 import os
 import sys
