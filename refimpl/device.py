@@ -9,8 +9,12 @@ import pathlib
 import sys
 from collections.abc import Mapping
 
-from refimpl.errors import UsageError
+import numpy
+
+from refimpl import kernels
+from refimpl.collective import buffers
 from refimpl.collective.guard import gather_text
+from refimpl.errors import UsageError
 from refimpl.settings import Settings
 
 # Open MPI, MPICH and Intel, MVAPICH, Cray, PMIx, Slurm: the nearest launcher first
@@ -87,7 +91,6 @@ def set_threads(s: Settings, comm) -> int:
 def free_cores(comm) -> int:
     """Cores per rank, the least of all ranks: those it is bound to, shared with whoever is bound to
     the same ones (unbound ranks of a node: all its cores over its ranks)."""
-    import numpy
     node, mine = _node(comm), own_cores()
     share = len(mine) // gather_text(node, str(mine)).count(str(mine))
     node.Free()
@@ -101,6 +104,35 @@ def loader_processes(s: Settings, threads: int, device) -> int:
     if s.loaders >= 0:
         return s.loaders
     return min(16, threads - 1 if str(device).startswith("cuda") else threads // 4)
+
+
+def normaliser(device, layout):
+    """normalise(images) of uint8 batches: on a CPU, or without CuPy, by torch; else one kernel."""
+    from refimpl.data.loader import normalise
+    try:
+        if device.type != "cpu":
+            return _by_kernel(device, layout)
+    except ImportError:
+        pass
+    return lambda images: normalise(images.to(device, non_blocking=True), layout)
+
+
+def _by_kernel(device, layout):
+    import torch
+    from refimpl.data.loader import SCALE, SHIFT
+    constants = [buffers.from_device(torch.tensor(c, device=device)) for c in (SCALE, SHIFT)]
+    cupy, planar = buffers.module(constants[0]), numpy.int32(layout is torch.contiguous_format)
+
+    def normalise(images):
+        images = images.to(device, non_blocking=True)
+        n, height, width, _ = images.shape
+        out = torch.empty((n, 3, height, width), device=device, memory_format=layout)
+        with buffers.on_stream(torch.cuda.current_stream(device).cuda_stream):
+            kernels.launch(cupy, "images_float32", -(-images.numel() // (12 * kernels.THREADS)),
+                           buffers.from_device(out), buffers.from_device(images), *constants,
+                           numpy.int64(n), numpy.int64(height * width), planar)
+        return out
+    return normalise
 
 
 @functools.cache

@@ -11,3 +11,7 @@ class Diverged(ArithmeticError):
 
 class BadImage(ValueError):
     """An image that cannot be used, with its path and why. Exit code 1."""
+
+
+class LoaderFailed(RuntimeError):
+    """Loader processes died or found no memory; the message has the cure. Exit code 1."""

@@ -12,7 +12,7 @@ from refimpl import checkpoint, choice, config, device, evaluate
 from refimpl.collective import allreducer, guard
 from refimpl.collective.grid import split_by_node
 from refimpl.data.index import open_index
-from refimpl.data.loader import normalise, stream
+from refimpl.data.loader import stream
 from refimpl.data.order import epoch_order, minibatch, share
 from refimpl.errors import Diverged, UsageError
 from refimpl.fused import Fused
@@ -84,6 +84,7 @@ class Run:
         model = initialise(model, s.seed, s.gamma_zero).to(self.device)
         self.layout = torch.channels_last if s.channels_last else torch.contiguous_format
         self.model = model.to(memory_format=self.layout)
+        self.normalise = device.normaliser(self.device, self.layout)
         if s.batch_norm == "last":  # no moving average: the last minibatch's statistics alone
             for module in self.model.modules():
                 if isinstance(module, nn.BatchNorm2d):
@@ -158,10 +159,8 @@ class Run:
         s = self.settings
         return dict(size=s.image_size, short_side=s.val_short_side, seed=s.seed,
                     processes=device.loader_processes(s, self.threads, self.device),
+                    room=max(s.n, *(band.n for band in s.in_bands())),
                     bad_images=s.bad_images, jitter=s.color_jitter, lighting=s.lighting)
-
-    def normalise(self, images: torch.Tensor) -> torch.Tensor:
-        return normalise(images.to(self.device, non_blocking=True), self.layout)
 
     def _plan(self):
         """(epoch, sample ids) of every worker batch this rank still has to play, in order."""

@@ -14,7 +14,7 @@ import traceback
 
 from refimpl import config, device, launch
 from refimpl.collective.guard import Watchdog
-from refimpl.errors import BadImage, Diverged, UsageError
+from refimpl.errors import BadImage, Diverged, LoaderFailed, UsageError
 from refimpl.ranks import StopSignal, everywhere
 from refimpl.schedule import Moment
 
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, Diverged) as error:
         return leave(comm, error)
     except BaseException as error:  # this rank alone: without an abort the others would wait for ever
-        told = str(error) if isinstance(error, BadImage) else traceback.format_exc()
+        told = str(error) if isinstance(error, (BadImage, LoaderFailed)) else traceback.format_exc()
         print(f"refimpl.train: rank {comm.rank} of {comm.size} failed:\n{told}", file=sys.stderr,
               flush=True)
         comm.Abort(1)

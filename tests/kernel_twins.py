@@ -69,14 +69,14 @@ def update(w, u, g, name, *, decay, ratio, scale, inside, carry, momentum, neste
 
 def images(x, mean, std, name, planar):
     """x uint8 (N, H, W, 3); mean and std as usual, of values in 0 .. 1."""
-    offset, factor = image_constants(mean, std)
-    y = narrow((x.astype(F32) - offset) * factor, name)
+    scale, shift = image_constants(mean, std)
+    y = narrow(x.astype(F32) * scale + shift, name)
     return np.ascontiguousarray(y.transpose(0, 3, 1, 2)) if planar else y
 
 
 def image_constants(mean, std):
-    return (255 * np.asarray(mean, np.float64)).astype(F32), \
-        (1 / (255 * np.asarray(std, np.float64))).astype(F32)
+    mean, std = np.asarray(mean, np.float64), np.asarray(std, np.float64)
+    return (1 / (255 * std)).astype(F32), (-mean / std).astype(F32)
 
 
 def same(got, want, name):

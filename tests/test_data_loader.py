@@ -42,10 +42,14 @@ def test_batches_do_not_depend_on_ranks_or_loader_processes(tmp_path):
     ranks = [b for only in ((0, 1), (2,)) for b in stream(
         index, plan(12, 2, 2, workers=3, only=only), size=16, seed=5)]
     assert by_sample(ranks) == by_sample(alone)
-    ahead = list(stream(index, plan(12, 2, 2, workers=3), size=16, seed=5, processes=2))
-    for a, b in zip(alone, ahead, strict=True):
-        assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
-        assert b.images.is_shared() and (a.ids == b.ids).all() and b.waited_seconds >= 0
+    for room in (0, 1, 2, 3):  # of shared memory, in images; 1 is too small, and not used
+        ahead = stream(index, plan(12, 2, 2, workers=3), size=16, seed=5, processes=2, room=room)
+        slots = set()
+        for a, b in zip(alone, ahead, strict=True):
+            assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+            assert b.images.is_shared() and (a.ids == b.ids).all()
+            slots.add(b.images.data_ptr())
+        assert room < 2 or len(slots) == 5  # two processes, two ahead, one with the trainer
     other = by_sample(stream(index, plan(12, 2), size=16, seed=6))
     assert other.keys().isdisjoint(by_sample(alone))
     assert not multiprocessing.active_children()
@@ -93,12 +97,15 @@ def test_a_bad_validation_image_counts_as_wrong(tmp_path):
     torch.nn.functional.cross_entropy(torch.zeros(3, 2), batch.labels)  # -100 is its ignore_index
 
 
-def test_normalise_is_the_formula():
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_normalise_is_the_formula(layout):
     x = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(2, 16, 16, 3)
     for channel, (mean, std) in enumerate(zip(MEAN, STD)):
         expected = (np.arange(256) / 255 - mean) / std
-        found = normalise(x)[1, channel].flatten().double().numpy()
-        assert abs(found - expected).max() < 2e-6  # float32: |x| < 3, a few roundings
+        found = normalise(x, layout)
+        assert found.is_contiguous(memory_format=layout)
+        difference = found[1, channel].flatten().double().numpy() - expected
+        assert abs(difference).max() < 2e-6  # float32: |x| < 3, a few roundings
 
 
 PROGRAM = """
@@ -149,7 +156,7 @@ def alive(pid):
 
 
 @pytest.mark.parametrize("act, code, message", [
-    ("os.kill(children[0].pid, signal.SIGKILL)", 1, "a loader process died"),
+    ("os.kill(children[0].pid, signal.SIGKILL)", 1, "loader processes failed"),
     ("os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
     ("os._exit(7)", 7, ""),
     ("signal.signal(signal.SIGINT, signal.default_int_handler); os.killpg(0, signal.SIGINT)",

@@ -1,10 +1,15 @@
 """kernels.launch and the check for GPU machines, run on a stand-in for CuPy over host memory."""
+import contextlib
 import types
 
 import numpy as np
 import pytest
+import torch
 
-from refimpl import kernels
+from refimpl import device, kernels
+from refimpl.collective import buffers
+from refimpl.data.loader import normalise
+from refimpl.optimizer import flat
 from tests import gpu_check, kernel_host
 from tests.test_kernels_nvrtc import KERNELS
 
@@ -66,6 +71,29 @@ def test_launch_takes_enough_blocks_but_no_more_than_the_device_holds(cupy):
         assert np.all(x == 1)
         assert LAUNCHES == ([] if blocks is None else [("add_float32", blocks, 256)])
         LAUNCHES.clear()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(3, 8, 6), (2, 5, 3), (1, 1, 1), (0, 4, 4)])
+def test_the_trainers_images_are_normalised_by_one_kernel_with_the_bits_of_the_cpu(
+        cupy, monkeypatch, layout, shape):
+    """Host memory plays the device's; the kernel is the host build."""
+    for name, value in dict(from_device=lambda t: flat(t).numpy(), module=lambda _: cupy,
+                            on_stream=contextlib.nullcontext).items():
+        monkeypatch.setattr(buffers, name, value)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: types.SimpleNamespace(cuda_stream=0))
+    images = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8))
+    found = device._by_kernel(torch.device("cpu"), layout)(images)
+    assert [name for name, *_ in LAUNCHES] == ["images_float32"] * bool(images.numel())
+    assert torch.equal(found, normalise(images, layout))
+    assert found.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_without_cupy_torch_normalises_on_the_device(layout):
+    images = torch.zeros((2, 5, 4, 3), dtype=torch.uint8)
+    found = device.normaliser(torch.device("meta"), layout)(images)
+    assert found.device.type == "meta" and found.is_contiguous(memory_format=layout)
 
 
 def test_a_kernel_is_looked_up_once(cupy):

@@ -203,12 +203,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("planar", [1, 0])
 def test_images_have_the_bits_of_numpy_in_both_layouts(name, planar):
-    offset, factor = twins.image_constants(MEAN, STD)
+    scale, shift = twins.image_constants(MEAN, STD)
     shapes = (0, 4, 4), (1, 1, 1), (2, 3, 5), (3, 2, 2), (2, 8, 6)
     for shape, a, b in itertools.product(shapes, (0, 1, 4), (0, 3, 4)):
         x = np.random.default_rng(13).integers(0, 256, (*shape, 3), np.uint8)
         source, out = placed(x.reshape(-1), b), placed(np.zeros(x.size, STORED[name]), a)
-        run(f"images_{name}", out, source, offset, factor, I64(shape[0]), I64(shape[1] * shape[2]),
+        run(f"images_{name}", out, source, scale, shift, I64(shape[0]), I64(shape[1] * shape[2]),
             np.int32(planar))
         want = twins.images(x, MEAN, STD, name, planar)
         assert same(out, want.reshape(-1), name) and untouched_around(out), (shape, a, b)
@@ -217,6 +217,6 @@ def test_images_have_the_bits_of_numpy_in_both_layouts(name, planar):
 def test_normalisation_is_the_usual_one_within_its_roundings():
     x = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 16, 16, 3)
     usual = (x / 255 - np.array(MEAN)) / np.array(STD)
-    # offset is off by <= 2^-18 of 255, then three roundings of values below 3
-    bound = 2**-18 / (255 * min(STD)) + 3 * 3 * 2**-24
+    # two constants rounded, a product below 4.5, a sum below 3
+    bound = (2 * 4.5 + 2.2 + 3) * 2**-24
     assert np.max(np.abs(twins.images(x, MEAN, STD, "float32", 0) - usual)) < bound

@@ -8,17 +8,19 @@ import re
 import signal
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from refimpl.data.images import MEAN, STD, BadImage, draws, train_view, val_view, view
 from refimpl.data.index import read
 from refimpl.data.pool import end_with_parent
+from refimpl.errors import LoaderFailed
 
 UNCOUNTED = -100  # label of an unreadable validation image: no prediction equals it, so it is wrong
 DEAF = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -31,16 +33,34 @@ class Batch:
     labels: torch.Tensor
     ids: np.ndarray
     replaced: int = 0
-    waited_seconds: float = 0.0
+    slot: int | None = None
     notes: list = field(default_factory=list)
 
 
 class Maker:
-    """Makes a batch of (epoch, ids, places, labels), without the index: processes stay small."""
+    """Makes a batch of (epoch, ids, places, labels, slot), without the index: processes stay small.
+
+    slots: uint8 [slots, room, size, size, 3], shared with the trainer; slot None is new memory.
+    """
 
     def __init__(self, train, size, seed, short_side, replace, colour):
         self.train, self.size, self.seed = train, size, seed
         self.short_side, self.replace, self.colour = short_side, replace, colour
+        self.slots = None
+
+    def room(self, n, slot):
+        """Memory for n images."""
+        return (torch.empty((n, self.size, self.size, 3), dtype=torch.uint8) if slot is None else
+                self.slots[slot, :n])
+
+    def arrived(self, batch):
+        """The Batch as the trainer sees it; what stops the run is raised."""
+        if isinstance(batch, BadImage):
+            raise batch
+        batch.labels = torch.from_numpy(batch.labels)
+        if batch.slot is not None:
+            batch.images = self.room(len(batch.ids), batch.slot)
+        return batch
 
     def __getitem__(self, item):
         """The Batch, or the BadImage that stops the run (returned, to come through as it is)."""
@@ -50,10 +70,8 @@ class Maker:
             return error
 
     def _batch(self, item):
-        epoch, ids, places, labels = item
-        images = torch.empty((len(ids), self.size, self.size, 3), dtype=torch.uint8)
-        if get_worker_info():
-            images.share_memory_()  # made where the trainer will read it
+        epoch, ids, places, labels, slot = item
+        images = self.room(len(ids), slot)
         bad, notes, pixels, labels = [], [], images.numpy(), labels.copy()
         for i, place in enumerate(places):
             try:
@@ -66,7 +84,7 @@ class Maker:
                 bad.append(i)
         for i in bad:
             self._mend(i, bad, item, pixels, labels)
-        return Batch(images, torch.from_numpy(labels), ids, len(bad), notes=notes)
+        return Batch(images if slot is None else None, labels, ids, len(bad), slot, notes)
 
     def _one(self, place, epoch, sample):
         make = partial(val_view, size=self.size, short_side=self.short_side)
@@ -77,7 +95,7 @@ class Maker:
 
     def _mend(self, i, bad, item, pixels, labels):
         """Train: the minibatch's next good image, under the bad one's draws. Val: it is wrong."""
-        epoch, ids, places, _ = item
+        epoch, ids, places, *_ = item
         if not self.train:
             pixels[i], labels[i] = 0, UNCOUNTED
             return
@@ -89,13 +107,15 @@ class Maker:
         labels[i] = labels[following[0]]
 
 
-def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, processes=0,
+def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, processes=0, room=0,
            bad_images="stop", jitter=0.0, lighting=0.0, ahead=2,
            say=partial(print, file=sys.stderr, flush=True)):
     """Yield a Batch for each (epoch, ids) of `plan`, in its order.
 
     view: "train" or "val" (the short side becomes short_side, by default size * 256 / 224).
     processes: loader processes, each `ahead` batches ahead; 0: made here, when asked for.
+    room: batches of up to that many images come in shared memory that is used again and again:
+    they are good until the next one is asked for. Larger ones, or all if 0, have memory of their own.
     jitter, lighting: of the colours of training images, see colour.py.
     bad_images: "stop" raises BadImage with the path; "replace" takes another image of the same
     minibatch (in validation: a black one that counts as wrong) and counts it in Batch.replaced.
@@ -103,69 +123,71 @@ def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, proc
     """
     maker = Maker(view == "train", size, seed, short_side or round(size * 256 / 224),
                   bad_images == "replace", dict(jitter=jitter, lighting=lighting))
-    items = ((epoch, ids, [index.place(i) for i in ids], index.labels[ids]) for epoch, ids in plan)
-    batches = _from_processes(maker, items, processes, ahead) if processes else (
+    slots = (processes * ahead + 1) * bool(processes and room)  # one is with the trainer
+    free, told = deque(range(slots)), set()
+    items = ((epoch, ids, [index.place(i) for i in ids], index.labels[ids],
+              free.popleft() if free and len(ids) <= room else None) for epoch, ids in plan)
+    batches = _from_processes(maker, items, processes, ahead, (slots, room)) if processes else (
         maker[item] for item in items)
-    told = set()
     try:
-        while True:
-            start = time.perf_counter()
-            if (batch := next(batches, None)) is None:
-                return
-            if isinstance(batch, BadImage):
-                raise batch
-            batch.waited_seconds = time.perf_counter() - start
+        for batch in map(maker.arrived, batches):
             for note in batch.notes:
                 kind = re.sub(r"\d+", "", note.rpartition(": ")[2])
                 if kind not in told:
                     told.add(kind)
                     say(note)
             yield batch
+            free.extend(() if batch.slot is None else [batch.slot])
     finally:
         batches.close()
 
 
-def _from_processes(maker, items, processes, ahead):
+def _from_processes(maker, items, processes, ahead, slots):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["refimpl.data.loader"])  # torch is imported once for all
-    loader = DataLoader(maker, sampler=items, batch_size=None, num_workers=processes,
-                        prefetch_factor=ahead, multiprocessing_context=context,
-                        worker_init_fn=_start)
-    others = set(multiprocessing.active_children())
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is started now inherits this
+    others, mine = set(multiprocessing.active_children()), []
+    # also if nobody closes the stream
+    end = Finalize(None, lambda: [process.kill() for process in mine], exitpriority=1)
     try:
-        multiprocessing.resource_tracker.ensure_running()  # which unblocks some of them
-        signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
-        batches = iter(loader)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    mine = set(multiprocessing.active_children()) - others
-    end = Finalize(None, _kill, (mine,), exitpriority=1)  # also if nobody closes the stream
-    try:
+        maker.slots = torch.empty((*slots, maker.size, maker.size, 3), dtype=torch.uint8)
+        maker.slots.share_memory_()
+        loader = DataLoader(maker, sampler=items, batch_size=None, num_workers=processes,
+                            prefetch_factor=ahead, multiprocessing_context=context,
+                            worker_init_fn=end_with_parent)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is started now inherits this
+        try:
+            multiprocessing.resource_tracker.ensure_running()  # which unblocks some of them
+            signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+            batches = iter(loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        mine += set(multiprocessing.active_children()) - others
         yield from batches
     except (RuntimeError, OSError, EOFError) as error:
-        why = str(error).strip().splitlines()[-1:]
-        raise RuntimeError(f"a loader process died {why}; is memory or /dev/shm too small? Try "
-                           "fewer loader processes, or 0") from error
+        why = str(error).strip().rpartition("\n")[2]
+        raise LoaderFailed(f"loader processes failed ({why}); is memory or /dev/shm too small? "
+                           "Try fewer (--loaders), or 0") from error
     finally:
         end()
 
 
-def _kill(processes):
-    for process in processes:
-        process.kill()
-
-
-def _start(_):
-    end_with_parent()
+SCALE, SHIFT = ([1 / (255 * s) for s in STD], [-m / s for m, s in zip(MEAN, STD)])
 
 
 def normalise(images, layout=torch.contiguous_format):
     """uint8 [n, H, W, 3] -> float32 [n, 3, H, W] in memory `layout`, (x / 255 - mean) / std.
 
-    In this order, since torch.addcmul on permuted bytes takes about twenty times as long on a CPU.
+    Image by image on a CPU, so that memory is passed once: the rest happens in its cache.
     """
-    scale, shift = (torch.tensor(v, device=images.device).view(1, 3, 1, 1) for v in (
-        [1 / (255 * s) for s in STD], [-m / s for m, s in zip(MEAN, STD)]))
-    x = images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
-    return x.float().mul_(scale).add_(shift)
+    n, height, width, _ = images.shape
+    step = 1 if images.device.type == "cpu" else n
+    scale, shift = torch.tensor([SCALE, SHIFT], device=images.device).unbind()
+    if layout is torch.channels_last:  # as it lies there: rows of width x 3
+        scale, shift = scale.repeat(width), shift.repeat(width)
+    else:
+        images, scale, shift = images.permute(0, 3, 1, 2).contiguous(), scale[:, None], shift[:, None]
+    out = torch.empty((n, 3, height, width), device=images.device, memory_format=layout)
+    flat = out.permute(0, 2, 3, 1) if layout is torch.channels_last else out
+    for image, into in zip(images.flatten(2).split(step), flat.flatten(2).split(step)):
+        into.copy_(image).mul_(scale).add_(shift)
+    return out

@@ -13,7 +13,7 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
-def end_with_parent():
+def end_with_parent(_=None):
     """End this process when its parent does, however that ends; a forkserver alone would not."""
     def watch():
         multiprocessing.parent_process().join()
