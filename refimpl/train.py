@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"refimpl.train: rank {comm.rank} of {comm.size} failed:\n{told}", file=sys.stderr,
               flush=True)
         comm.Abort(1)
-        raise
+        os._exit(1)  # MPICH's Abort returns, and the launcher kills a moment later
 
 
 def refuse(problem: UsageError | None) -> None:

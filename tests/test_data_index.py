@@ -1,7 +1,12 @@
 """The index, and the order in which its samples come."""
 import hashlib
+import json
 import os
+import pathlib
 import pickle
+import subprocess
+import sys
+import tempfile
 import zipfile
 
 import numpy as np
@@ -9,7 +14,7 @@ import pytest
 
 from refimpl.data import zips
 from refimpl.data.index import open_index
-from refimpl.data.order import epoch_order, minibatch, share, steps
+from refimpl.data.order import epoch_order, minibatch, share
 from refimpl.errors import UsageError
 from tests.data_files import names, photos, tree
 
@@ -190,7 +195,7 @@ def test_an_epoch_is_one_permutation_and_no_release_of_numpy_may_change_it():
 @pytest.mark.parametrize("size, workers, n", [(30, 3, 2), (31, 4, 3), (12, 1, 12), (17, 5, 1)])
 def test_no_sample_is_lost_or_seen_twice_but_the_incomplete_last(size, workers, n):
     order, seen = epoch_order(3, 1, size), []
-    for step in range(steps(size, workers, n)):
+    for step in range(size // (workers * n)):
         for worker in range(workers):
             seen += minibatch(order, step * workers * n, workers, n, worker).tolist()
     assert seen == order[:size // (workers * n) * workers * n].tolist()
@@ -200,14 +205,8 @@ def test_no_sample_is_lost_or_seen_twice_but_the_incomplete_last(size, workers, 
 def test_a_band_can_begin_and_a_run_go_on_at_any_sample():
     order = epoch_order(0, 0, 30)
     before = [minibatch(order, 0, 3, 4, w) for w in range(3)]  # then another k and n
-    assert steps(30, 2, 3, position=12) == 3
     after = [minibatch(order, 12 + 6 * s, 2, 3, w) for s in range(3) for w in range(2)]
     assert np.concatenate(before + after).tolist() == order.tolist()
-
-
-def test_a_minibatch_larger_than_the_data_is_refused():
-    with pytest.raises(UsageError, match="2 x 8 = 16 .* larger than the data .10."):
-        steps(10, 2, 8)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 10, 50])
@@ -216,3 +215,44 @@ def test_shares_count_each_sample_once_for_every_number_of_ranks(size):
         shares = [share(size, parts, part) for part in range(parts)]
         assert [i for s in shares for i in s] == list(range(size))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+UNPRIVILEGED = """
+import json, os, sys
+from refimpl.data.check import check
+from refimpl.data.index import open_index
+root = sys.argv[1]
+check(f"{root}/good", 0)  # all imports happen while they can
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+for name in ("file", "listing", "class", "split", "root", "x.zip"):
+    report = check(f"{root}/{name}", 0)
+    print(json.dumps([report["problems"], report["findings"].get("BAD: Permission denied", [])]))
+try:
+    open_index(f"{root}/good", "train", cache=f"{root}/none/cache")
+except ValueError as error:
+    print(json.dumps([[str(error)], []]))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become somebody else")
+def test_what_may_not_be_read_is_said_and_a_file_of_it_is_a_bad_image():
+    with tempfile.TemporaryDirectory() as root:  # pytest's own folder is closed to others
+        root = pathlib.Path(root)
+        for name in ("good", "file", "listing", "class", "split", "root"):
+            photos(root / name)
+        zipped(root / "x.zip", GOOD)
+        closed = ["file/train/cat/1.jpg", "listing/train/cat", "class/train/cat", "split/train", "root",
+                  "x.zip"]
+        for name in closed:
+            (root / name).chmod(0o644 if name.startswith("class") else 0)  # listed, but not entered
+        (root / "none").mkdir(0o700)
+        root.chmod(0o755)
+        job = subprocess.run([sys.executable, "-c", UNPRIVILEGED, root], capture_output=True, text=True)
+        assert job.returncode == 0, job.stderr
+        said = [json.loads(line) for line in job.stdout.splitlines()]
+        where = [str(root / name) for name in closed]
+        assert said[0] == [[], where[:1]]
+        assert said[2] == [[], [f"{where[2]}/{i}.jpg" for i in range(6)]]
+        for at in (1, 3, 4, 5):
+            assert said[at] == [[f"{where[at]}: Permission denied; mend that first"], []]
+        assert said[6] == [[f"{root}/none/cache: Permission denied; mend that first"], []]

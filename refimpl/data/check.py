@@ -71,7 +71,7 @@ def check(path, processes, progress=lambda jobs, total: jobs):
         try:
             indexes.append(index := open_index(path, split, classes))
         except UsageError as error:
-            report["problems"].append(str(error))
+            report["problems"] += {str(error)} - set(report["problems"])
             continue
         classes = index.classes if split == "train" else classes
         counts = np.bincount(index.labels, minlength=len(index.classes)).tolist()
@@ -94,7 +94,7 @@ def check(path, processes, progress=lambda jobs, total: jobs):
         signal.signal(signal.SIGTERM, before)
         results.close()
     for what, values in zip(("bytes", "width", "height"), sizes[:, :report["checked"]]):
-        if len(values):
+        if (values := values[values > 0]).size:  # of what could be opened
             report[what] = [round(q) for q in np.percentile(values, (0, 5, 50, 95, 100))]
     return report
 
@@ -121,4 +121,4 @@ def _text(r):
     yield from (f"note: {note}" for note in r["notes"])
     yield from (f"PROBLEM: {problem}" for problem in r["problems"])
     yield (f"{r['bad']} bad: a run stops at the first, or replaces them with --bad-images replace"
-           if r["bad"] else "no bad image")
+           if r["bad"] else "no bad image" if r["checked"] else "nothing to check")

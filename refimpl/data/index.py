@@ -92,10 +92,13 @@ def open_index(path, split, classes=None, cache=None) -> Index:
     kept = os.path.join(cache, f"index-{key}.npz") if cache else None
     index = _load(kept) if kept else None
     if index is None:
-        listing = Listing(path, split)
-        index = _index(path, split, listing)
-        if kept:
-            _store(kept, index, listing.stamps)
+        try:
+            listing = Listing(path, split)
+            index = _index(path, split, listing)
+            if kept:
+                _store(kept, index, listing.stamps)
+        except OSError as error:
+            raise UsageError(f"{error.filename or path}: {error.strerror}; mend that first") from None
     return index if classes is None else _fit(index, split, tuple(classes))
 
 

@@ -70,7 +70,7 @@ class Listing:
         try:
             with zipfile.ZipFile(path) as file:
                 members = file.infolist()
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise UsageError(f"{path} is no zip, or was cut off ({error}); make it again") from None
         names = [m.orig_filename.encode("utf-8" if m.flag_bits & 0x800 else "cp437")
                  for m in members]
@@ -106,7 +106,7 @@ class Listing:
     def _files(self, folder):
         """(path, size) below a class folder; links to folders in it are not followed."""
         found = []
-        for here, _, names in os.walk(folder, onerror=_refuse):
+        for here, _, names in os.walk(folder, onerror=_fail):
             self.stamps[here] = stamp(here)
             for path in (os.path.join(here, name) for name in names):
                 try:
@@ -119,5 +119,5 @@ class Listing:
         return found
 
 
-def _refuse(error):
-    raise UsageError(f"cannot list {error.filename}: {error.strerror}; mend that first")
+def _fail(error):
+    raise error

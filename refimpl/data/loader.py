@@ -48,18 +48,13 @@ class Maker:
         self.short_side, self.replace, self.colour = short_side, replace, colour
         self.slots = None
 
-    def room(self, n, slot):
-        """Memory for n images."""
-        return (torch.empty((n, self.size, self.size, 3), dtype=torch.uint8) if slot is None else
-                self.slots[slot, :n])
-
     def arrived(self, batch):
         """The Batch as the trainer sees it; what stops the run is raised."""
         if isinstance(batch, BadImage):
             raise batch
         batch.labels = torch.from_numpy(batch.labels)
         if batch.slot is not None:
-            batch.images = self.room(len(batch.ids), batch.slot)
+            batch.images = self.slots[batch.slot, :len(batch.ids)]
         return batch
 
     def __getitem__(self, item):
@@ -71,7 +66,8 @@ class Maker:
 
     def _batch(self, item):
         epoch, ids, places, labels, slot = item
-        images = self.room(len(ids), slot)
+        images = torch.empty((len(ids), self.size, self.size, 3), dtype=torch.uint8) \
+            if slot is None else self.slots[slot, :len(ids)]
         bad, notes, pixels, labels = [], [], images.numpy(), labels.copy()
         for i, place in enumerate(places):
             try:

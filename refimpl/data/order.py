@@ -1,8 +1,6 @@
 """Who sees which sample when: pure functions of (seed, epoch, position)."""
 import numpy as np
 
-from refimpl.errors import UsageError
-
 
 def epoch_order(seed, epoch, size):
     """One random permutation of the whole set per epoch (Goyal, section 3, remark 4): int64 [size].
@@ -13,16 +11,9 @@ def epoch_order(seed, epoch, size):
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
-def steps(size, workers, n, position=0):
-    """How many whole minibatches of workers * n follow `position`; the rest is dropped."""
-    if size < workers * n:
-        raise UsageError(f"a minibatch of {workers} x {n} = {workers * n} samples is larger than "
-                         f"the data ({size}); use fewer workers or a smaller n")
-    return (size - position) // (workers * n)
-
-
 def minibatch(order, position, workers, n, worker):
-    """Sample ids int64 [n] of one worker; position counts samples since the epoch's start.
+    """Sample ids int64 [n] of one worker; position counts samples since the epoch's start. The
+    last samples of an epoch that fill no minibatch are dropped.
 
           position                                   position + workers * n
              |  worker 0  |  worker 1  |  ...  | worker k-1  |
