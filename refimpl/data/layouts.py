@@ -42,7 +42,7 @@ def parts_of(source, truth=None):
                 if os.path.isdir(val := os.path.join(root, "val")) and (flat := _flat(val)):
                     train = open_index(root, "train")
                     return [_part(train, "train"),
-                            _labelled(root, source, flat, train.classes, truth)]
+                            _labelled(root, flat, train.classes, truth)]
                 source = root
                 break
     train = open_index(source, "train")
@@ -59,13 +59,12 @@ def _flat(folder):
                   and os.fsencode(e.name).lower().endswith(SUFFIXES))
 
 
-def _labelled(root, source, files, classes, truth):
+def _labelled(root, files, classes, truth):
     """A flat validation folder with the class of each file from the ground truth."""
-    csvs = [os.path.join(folder, "LOC_val_solution.csv")
-            for folder in (root, source, os.path.dirname(source))]
-    truth = truth or next(filter(os.path.exists, csvs), None)
-    if not truth or not os.path.exists(truth):
-        raise UsageError(f"{root}/val is flat, and there is no ground truth {truth or ''}; {CURE}")
+    csvs = [os.path.join(root, "../" * up, "LOC_val_solution.csv") for up in range(4)]
+    truth = truth or next(filter(os.path.exists, csvs), "LOC_val_solution.csv")
+    if not os.path.exists(truth):
+        raise UsageError(f"{root}/val is flat, and there is no {truth}; {CURE}")
     with open(truth, newline="") as file:
         lines = [row for row in csv.reader(file) if row]
     if lines and len(lines[0]) > 1:  # image,"class x y x y ..."

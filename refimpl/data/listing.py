@@ -61,7 +61,8 @@ class Listing:
             raise UsageError(
                 f"{path} has both {found[0]}/ and {found[1]}/; remove one" if found else
                 f"{path} has no {'/ or '.join(FOLDERS[split])}/ (it has "
-                f"{', '.join(sorted(present)[:8]) or 'nothing'}); give the folder above that")
+                f"{', '.join(sorted(present)[:8]) or 'nothing'}); give the folder that holds it, "
+                "or pack ImageNet's own layout first: `python -m refimpl.data pack`")
         return found[0]
 
     def _zip(self, path, split):
