@@ -122,7 +122,7 @@ def test_imagenet_with_a_flat_val_is_sorted_by_its_ground_truth(tmp_path, name, 
 
 
 @pytest.mark.parametrize("text, message", [
-    (None, "there is no ground truth ; give --truth"), ("n01\nn02\n", "2 lines for 3 images"),
+    (None, "val is flat, and there is no LOC_val_solution.csv; give --truth"), ("n01\nn02\n", "2 lines for 3 images"),
     ("n01\nn02\nn99\n", "the class n99, which train lacks"), ("1\n2\n3\n", "class numbers"),
     ("ILSVRC2012_val_1,n01\n", "ILSVRC2012_val_2.JPEG the class None"),
 ])
@@ -222,6 +222,21 @@ def test_a_stopped_check_gives_what_it_has(tmp_path):
             yield job
     report = check(photos(tmp_path), 2, three_then_stop)
     assert report["stopped"] and report["checked"] == 3 and len(report["width"]) == 5
+
+
+@pytest.mark.parametrize("which", [0, 1])  # one of them holds the lock of their queue
+def test_a_killed_process_ends_the_work_and_leaves_none_behind(which):
+    code = f"""
+import multiprocessing, time
+from refimpl.data.pool import ordered
+if __name__ == "__main__":
+    results = ordered(abs, range(1000), 2)
+    next(results)
+    time.sleep(1)  # both have done what is in flight, and wait
+    multiprocessing.active_children()[{which}].kill()
+    list(results)"""
+    job = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert job.returncode == 1 and "RuntimeError: a process died" in job.stderr
 
 
 @pytest.mark.parametrize("argv, message", [

@@ -46,6 +46,8 @@ def ordered(function, items, processes, chunk=16):
                 return
             yield from waiting.popleft().result()
     except BrokenProcessPool:
+        for process in multiprocessing.active_children():
+            process.kill()  # the pool's own SIGTERM is not heard, and it would wait for ever
         raise RuntimeError("a process died (out of memory, or an image crashed the decoder); "
                            "try with --processes 1 to see at which image") from None
     finally:
