@@ -45,7 +45,7 @@ class Run:
         self.timeline = None
         self._build()
         self.step, self.saved = 0, time.monotonic()
-        self.batches, self.order = None, (None, None)
+        self.batches, self.order, self.told = None, (None, None), set()
         resumed = checkpoint.resume(self) if settings.resume else None
         self.first_step = self.step
         self.log = everywhere(comm, lambda: RunLog(self, resumed))
@@ -160,7 +160,8 @@ class Run:
         return dict(size=s.image_size, short_side=s.val_short_side, seed=s.seed,
                     processes=device.loader_processes(s, self.threads, self.device),
                     room=max(s.n, *(band.n for band in s.in_bands())),
-                    bad_images=s.bad_images, jitter=s.color_jitter, lighting=s.lighting)
+                    bad_images=s.bad_images, jitter=s.color_jitter, lighting=s.lighting,
+                    told=self.told)
 
     def _plan(self):
         """(epoch, sample ids) of every worker batch this rank still has to play, in order."""

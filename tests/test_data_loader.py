@@ -85,6 +85,10 @@ def test_a_bad_image_is_replaced_counted_and_said_once(tmp_path):
     assert [b.ids.tolist() for b in batches] == [i.tolist() for _, i in items]
     assert [s.split(": ")[0][-11:] for s in said] == ["train/a/1.jpg"[-11:], "train/a/2.jpg"[-11:],
                                                      "train/a/5.jpg"[-11:]]
+    told, said = set(), []
+    for _ in range(2):  # two streams of one run, as two validations are
+        list(stream(index, items, size=16, bad_images="replace", say=said.append, told=told))
+    assert len(said) == 3
     with pytest.raises(BadImage, match="no image of its minibatch"):
         list(stream(index, [(0, np.array([1, 2]))], size=16, bad_images="replace", say=said.append))
 

@@ -60,10 +60,12 @@ def _rate(batches):
 
 
 def _show(name, rates, base=None):
-    middle = statistics.median(rates)
-    print(f"{name:44s}{middle:8.0f}  ({min(rates):.0f} to {max(rates):.0f})"
-          + (f"  {middle / base:5.2f} x torchvision" if base else ""), flush=True)
-    return middle
+    print(f"{name:54s}{statistics.median(rates):8.0f}  ({min(rates):.0f} to {max(rates):.0f})", end="")
+    if base:  # ratios within a round, which a slow moment of the machine meets as a whole
+        ratios = [rate / other for rate, other in zip(rates, base)]
+        print(f"  {statistics.median(ratios):5.2f} x torchvision ({min(ratios):.2f} to "
+              f"{max(ratios):.2f})", end="")
+    print(flush=True)
 
 
 def main(argv=None):
@@ -102,8 +104,7 @@ def main(argv=None):
     for _ in range(a.repeat):  # in turn, so that a slow moment of the machine meets all
         for name, way in ways.items():
             rates[name].append(_rate(way()))
-    base = None
+    base = next((found for name, found in rates.items() if name.startswith("torchvision")), None)
     for name, found in rates.items():
-        middle = _show(f"{name}, {a.processes} processes", found, base)
-        base = middle if name.startswith("torchvision") else base
+        _show(f"{name}, {a.processes} processes", found, base)
     return 0

@@ -104,7 +104,7 @@ class Maker:
 
 
 def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, processes=0, room=0,
-           bad_images="stop", jitter=0.0, lighting=0.0, ahead=2,
+           bad_images="stop", jitter=0.0, lighting=0.0, ahead=2, told=None,
            say=partial(print, file=sys.stderr, flush=True)):
     """Yield a Batch for each (epoch, ids) of `plan`, in its order.
 
@@ -115,12 +115,13 @@ def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, proc
     jitter, lighting: of the colours of training images, see colour.py.
     bad_images: "stop" raises BadImage with the path; "replace" takes another image of the same
     minibatch (in validation: a black one that counts as wrong) and counts it in Batch.replaced.
-    say: gets each kind of warning once, with the first path. Close the stream to end the processes.
+    say: gets each kind of warning that the set `told` lacks, with the first path.
+    Close the stream to end the processes.
     """
     maker = Maker(view == "train", size, seed, short_side or round(size * 256 / 224),
                   bad_images == "replace", dict(jitter=jitter, lighting=lighting))
     slots = (processes * ahead + 1) * bool(processes and room)  # one is with the trainer
-    free, told = deque(range(slots)), set()
+    free, told = deque(range(slots)), set() if told is None else told
     items = ((epoch, ids, [index.place(i) for i in ids], index.labels[ids],
               free.popleft() if free and len(ids) <= room else None) for epoch, ids in plan)
     batches = _from_processes(maker, items, processes, ahead, (slots, room)) if processes else (
