@@ -20,7 +20,7 @@ from refimpl.model import batch_norms
 TAIL = ("loss", "correct", "save", "stop", "overflow")
 QUANTUM = 2.0**-48  # of --sum exact: float32 values above 2^-25 are exact
 RANGE = 2.0**15  # |sum| below this fits int64 in units of the quantum
-PIECE = 1 << 18  # values converted at a time, so that scratch stays at a few MB
+PIECE = 1 << 15  # values converted at a time on a CPU: what is read twice stays in the cache
 
 
 def as_array(tensor: Tensor):
@@ -66,7 +66,7 @@ class Gradients:
         count = sum(getattr(*s).numel() for s in statistics)
         self.buckets = plan_buckets(sizes, bucket_values, count + len(TAIL), wire)
         total = self.values + count + len(TAIL)
-        self.exact = sum_ == "exact"
+        self.exact, self.piece = sum_ == "exact", PIECE if device.type == "cpu" else 1 << 24
         make = storage or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=device))
         self.summed = make(total, torch.int64 if self.exact else torch.float32)
         self.flat = torch.zeros(total, device=device) if self.exact else self.summed
@@ -116,10 +116,13 @@ class Gradients:
             return
         limit, bad = RANGE / self.workers, 0
         part = slice(self.converted, stop)
-        for flat, summed in zip(self.flat[part].split(PIECE), self.summed[part].split(PIECE)):
-            inside = flat.abs() < limit  # false for NaN too
-            bad = bad + (~inside).sum()
-            summed.add_((torch.where(inside, flat, 0.0).double() / QUANTUM).round_().long())
+        for flat, summed in zip(self.flat[part].split(self.piece), self.summed[part].split(self.piece)):
+            low, high = torch.aminmax(flat)
+            if not (-limit < low and high < limit):  # out of range, or NaN
+                outside = ~(flat.abs() < limit)
+                bad = bad + outside.sum()
+                flat.masked_fill_(outside, 0)
+            summed.add_(flat.mul_(1 / QUANTUM).round_().long())  # a power of two: exact in float32
             flat.zero_()
         self.summed[-1] += bad
         self.converted = stop
@@ -145,8 +148,8 @@ class Gradients:
         """
         self.running.copy_(self.common)
         if self.exact:
-            for flat, summed in zip(self.flat.split(PIECE), self.summed.split(PIECE)):
-                flat.copy_(summed.double() * QUANTUM)
+            for flat, summed in zip(self.flat.split(self.piece), self.summed.split(self.piece)):
+                flat.copy_(summed).mul_(QUANTUM)
             self.tail[2:] = self.summed[2 - len(TAIL):]  # counts, not multiples of the quantum
         sums = dict(zip(TAIL, self.tail.tolist()))
         if not self.exact:

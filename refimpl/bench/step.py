@@ -3,6 +3,7 @@
     ours    train.train_step with its gradients, allreduce and update, as the trainer runs it
     behind  the same, each bucket's allreduce behind backward (--overlap on)
     ddp     torch's DistributedDataParallel over Gloo and torch's SGD: same model, data, settings
+    exact   ours with --sum exact
     alone   ours without any communication: the bound
 
 The programs take turns within each repetition, and ratios are formed within it, so that a busy
@@ -36,7 +37,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 
 class Ours:
-    """What `train_step` needs of a run, on fixed images; kind "ours", "behind" or "alone"."""
+    """What `train_step` needs of a run, on fixed images; kind as above."""
     def __init__(self, kind: str, comm, model: nn.Module, images, labels, args, bf16: bool) -> None:
         self.comm, self.model, self.images, self.labels = comm, model, images, labels
         self.bf16 = bf16
@@ -44,14 +45,15 @@ class Ours:
         name = args.algorithm or choice.algorithm(comm.size, 4 * limit, args.one_node)
         allreduce = allreducer(name, comm, check="first")
         storage = None
-        if kind == "ours":
+        if kind in ("ours", "exact"):
             def storage(values, dtype):
-                return torch.from_numpy(allreduce.empty(values)).zero_()
-        self.gradients = Gradients(model, limit, args.wire, storage=storage)
+                return torch.from_numpy(allreduce.empty(values, str(dtype)[6:])).zero_()
+        self.gradients = Gradients(model, limit, args.wire, "exact" if kind == "exact" else "plain",
+                                   storage)
         self.reduce = {
-            "ours": lambda scale: self.gradients.reduce(allreduce, scale),
             "behind": Overlap(self.gradients, allreduce).reduce if kind == "behind" else None,
-            "alone": lambda scale: self.gradients.finish(scale)}[kind]
+            "alone": lambda scale: self.gradients.finish(scale)}.get(
+                kind, lambda scale: self.gradients.reduce(allreduce, scale))
         self.optimizer = Optimizer(model, nesterov=True, weight_decay=DECAY)
         self.scale = LossScale(1.0, comm.size, False)
         self.loss = nn.CrossEntropyLoss(reduction="sum")
@@ -122,7 +124,7 @@ def main(argv: list[str]) -> None:
 
 def parse(argv):
     parser = argparse.ArgumentParser(prog="refimpl.bench step")
-    programs = ("ours", "behind", "ddp", "alone")
+    programs = ("ours", "behind", "ddp", "exact", "alone")
     parser.add_argument("--programs", nargs="+", default=list(programs), choices=programs)
     parser.add_argument("--sizes", nargs="+", default=["64x32", "64x4", "224x8"], metavar="PXxN",
                         help="image side x samples per rank")
