@@ -4,9 +4,12 @@ import hashlib
 import json
 import os
 import pathlib
+import pickletools
 import re
 import shutil
+import stat
 import sys
+import zipfile
 from collections.abc import Iterable
 
 import torch
@@ -165,9 +168,12 @@ def load(path: pathlib.Path) -> tuple[dict, str]:
     problems = []
     for file in dict.fromkeys((path, path.parent / OLDER)):
         try:
+            screen(file)
             content = torch.load(file, map_location="cpu", weights_only=True)
             if not isinstance(content, dict) or content.get("format") != FORMAT:
                 problems.append(f"{file} is not a {FORMAT} file")
+            elif not like(content, PARTS) or sum(map(len, content["classes"])) > 1 << 26:
+                problems.append(f"{file} lacks a part, or has one of another kind")
             elif content.get("seal") != seal(content):
                 problems.append(f"{file} was changed after it was written")
             else:
@@ -177,6 +183,41 @@ def load(path: pathlib.Path) -> tuple[dict, str]:
         except Exception as error:  # torch and its unpickler raise many kinds for a broken file
             problems.append(f"{file} is damaged ({type(error).__name__})")
     raise UsageError("nothing to resume from: " + "; ".join(problems))
+
+
+CALLS = re.compile(r"torch\._utils _rebuild_tensor_v2|torch \w+Storage|collections OrderedDict")
+
+
+def screen(file: pathlib.Path) -> None:
+    """ValueError for what `weights_only` would still load: calls that only allocate, members that
+    unpack to more than the file holds. FileNotFoundError; OSError for a pipe or a device."""
+    if not stat.S_ISREG((status := file.stat()).st_mode):
+        raise OSError("no regular file")
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if any(m.compress_type for m in members) or sum(m.file_size for m in members) > status.st_size:
+            raise ValueError("compressed")
+        for name in (m.filename for m in members if m.filename.endswith(".pkl")):
+            for code, argument, _ in pickletools.genops(archive.read(name)):
+                if code.name == "STACK_GLOBAL" or code.name == "GLOBAL" and not CALLS.fullmatch(argument):
+                    raise ValueError(f"call of {argument}")
+
+
+PARTS = {"format": str, "version": str, "step": int, "ranks": int, "state_dict": dict,
+         "momentum": dict, "rate": (float, type(None)), "settings": str, "classes": [str],
+         "data": str, "digest": str, "seal": str,
+         "loss_scale": {"value": float, **dict.fromkeys(("good", "accepted", "skipped", "in_a_row"), int)},
+         "log": {"lines": int, "replaced": int, "steps": int, "sums": {"loss": float, "correct": float}}}
+
+
+def like(value, kind) -> bool:
+    """Is `value` built as `kind` says? Whole numbers count something: from 0, of 62 bits."""
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and value.keys() == kind.keys() and all(
+            like(value[key], kind[key]) for key in kind)
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(isinstance(each, kind[0]) for each in value)
+    return type(value) is int and 0 <= value < 1 << 62 if kind is int else isinstance(value, kind)
 
 
 FREE = {"recipe", "data", "name", "out", "max_steps", "eval_every", "save_every", "save_steps",

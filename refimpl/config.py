@@ -47,10 +47,14 @@ def load_recipe(name: str, _above: tuple[pathlib.Path, ...] = ()) -> Recipe:
     folder = _above[-1].parent if _above else pathlib.Path()
     path = folder / name if name.endswith(".toml") else RECIPES / f"{name}.toml"
     try:
+        if path.exists() and not (path.is_file() and path.stat().st_size < 1 << 20):
+            raise UsageError(f"recipe {name!r} is no file of less than 1 MiB")  # a pipe would hang
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())}; --list-recipes shows "
                          "all, or give a path to a .toml file") from None
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:
         raise UsageError(f"recipe {name!r} cannot be read: {error}") from None
     path = path.resolve()

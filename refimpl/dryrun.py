@@ -6,6 +6,7 @@ from refimpl.config import TAGS, Recipe, load_recipe, recipe_names
 from refimpl.schedule import Schedule
 from refimpl.settings import FIELDS, RUN, SPEED, CHECKS, Settings
 
+MOST = 1000  # epochs that are laid out
 LONGEST = 40  # rows of a table of epochs that a person reads
 
 
@@ -23,7 +24,8 @@ def plan(s: Settings, images: int) -> dict:
     return {"recipe": s.recipe, "title": recipe.title, "notes": recipe.notes.strip(),
             "images": images, "total_steps": schedule.total_steps,
             "bands": [_band(s, recipe, schedule, stage) for stage in schedule.stages],
-            "epochs": [_epoch(schedule, epoch) for epoch in range(min(s.epochs, 1000))],
+            "epochs": [_epoch(schedule, epoch) for epoch in range(min(s.epochs, MOST))],
+            "epochs_left_out": max(0, s.epochs - MOST),
             "hardware": recipe.hardware, "published": recipe.published,
             "settings": dict(_settings(s, recipe))}
 
@@ -46,7 +48,8 @@ def grid_of(s: Settings, recipe: Recipe, ranks: int | None = None) -> str | None
     if "grid" in recipe.hardware and ranks in (None, gpus):
         return recipe.hardware["grid"]["value"]
     from refimpl.collective.grid import default_shape
-    return "x".join(map(str, default_shape(ranks or gpus, recipe.hardware["per_node"]["value"])))
+    return "x".join(map(str, default_shape(
+        ranks or gpus, recipe.hardware.get("per_node", {"value": None})["value"])))
 
 
 def _epoch(schedule: Schedule, epoch: int) -> dict:
@@ -83,6 +86,8 @@ def text(s: Settings, images: int) -> str:
     rows = _merged(p["epochs"])
     if 0 < len(rows) <= LONGEST:
         parts.append(_table([("epoch", "first step", "steps", "kn", "rate: first", "last")] + rows))
+        if p["epochs_left_out"]:
+            parts.append(f"(the first {MOST} epochs; {p['epochs_left_out']} more are left out)")
     known = {name: e for name, e in p["settings"].items() if e["tag"] != "default"}
     for title, entries in (("published", p["published"]), ("machine", p["hardware"]),
                            ("setting", known)):

@@ -1,6 +1,8 @@
 """How the ranks speak about small things: a common error, one rank's word for all."""
 import json
+import os
 import signal
+import stat
 
 import numpy as np
 
@@ -42,6 +44,11 @@ def everywhere(comm, call):
 
 def writable(path: str, setting: str):
     """The file, opened for bytes; UsageError where it cannot be written, before any training."""
+    try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            raise UsageError(f"{setting} {path}: a pipe, which would wait for a reader; give a file")
+    except OSError:
+        pass
     try:
         return open(path, "wb")
     except OSError as error:

@@ -6,19 +6,27 @@ two equal runs stands in "times" or "machine", so the rest can be compared.
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import platform
 import subprocess
 import sys
 import time
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from refimpl import __version__, config, plot
 from refimpl.checkpoint import run_name
+from refimpl.collective.exchange import waiting
+from refimpl.collective.guard import gather_text
 from refimpl.errors import UsageError
 from refimpl.ranks import writable
+
+
+SLOW = 1.5  # times the median of all ranks: such a rank is named
+OWN = ("waiting for data", "forward", "backward", "update")  # what a rank does without the others
 
 
 class RunLog:
@@ -26,7 +34,7 @@ class RunLog:
 
     def __init__(self, run, resumed: dict | None = None) -> None:
         self.run, self.first = run, run.comm.rank == 0
-        self.clocks, self.since = {}, time.perf_counter()
+        self.clocks, self.since, self.played = {}, time.perf_counter(), 0
         self.lines, self.replaced, self.steps, self.samples = 0, 0, 0, 0
         self.sums = {"loss": 0.0, "correct": 0.0}
         vars(self).update(resumed["log"] if resumed else {})
@@ -74,7 +82,8 @@ class RunLog:
     def _trace(self, path: str):
         """The trace file; of an older one the steps before this run's first are kept."""
         try:
-            kept = [line for line in open(path) if json.loads(line)["step"] < self.run.step]
+            kept = [] if not os.path.isfile(path) else [
+                line for line in open(path) if json.loads(line)["step"] < self.run.step]
         except (OSError, ValueError, KeyError, TypeError):
             kept = []
         file = writable(path, "--trace")
@@ -119,6 +128,7 @@ class RunLog:
     def record(self, moment, sums: dict[str, float]) -> None:
         """One step: its sums join the epoch's means, unless it was skipped for an overflow."""
         self.samples += moment.kn
+        self.played += len(self.run.workers(moment))
         if not sums["overflow"]:
             self.steps += 1
             for name in self.sums:
@@ -145,12 +155,27 @@ class RunLog:
         line["times"] = {"seconds": seconds, "images_per_s": self.samples / training,
                          "allreduce_share": share.get("allreduce", 0.0),
                          "data_share": share.get("waiting for data", 0.0)}
+        line["times"]["worker_s"], slow = self._spread()
         if self.first:
             self._write(line)
-            self._say(self._readable(line))
-        self.clocks, self.sums = {}, {"loss": 0.0, "correct": 0.0}
+            self._say("\n".join([self._readable(line), *slow]))
+        self.clocks, self.sums, self.played = {}, {"loss": 0.0, "correct": 0.0}, 0
         self.steps = self.samples = 0
         self.since = time.perf_counter()
+
+    def _spread(self) -> tuple[dict, list[str]]:
+        """Seconds that each rank took per worker's minibatch, without waiting for the others: least,
+        median and most, and a line for each of the slowest ranks."""
+        comm, times = self.run.comm, np.empty(self.run.comm.size)
+        own = sum(self.clocks.get(what, 0.0) for what in OWN)
+        with waiting("times of the epoch", comm):
+            comm.Allgather(np.array([own / self.played if self.played else np.nan]), times)
+        low, median, high = np.nanquantile(times, (0, 0.5, 1)).tolist()
+        slow = [int(rank) for rank in np.argsort(-times) if times[rank] > SLOW * median]
+        hosts = gather_text(comm, platform.node()) if slow else []  # all ranks see the same times
+        return {"min": low, "median": median, "max": high, "slow": slow}, [
+            f"slow: rank {rank} on {hosts[rank]} takes {times[rank]:.3g} s for a worker's minibatch, "
+            f"the median rank {median:.3g} s; the others wait for it" for rank in slow[:5]]
 
     def _readable(self, line: dict) -> str:
         times = line["times"]

@@ -84,7 +84,10 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, Diverged) as error:
         return leave(comm, error)
     except BaseException as error:  # this rank alone: without an abort the others would wait for ever
-        told = str(error) if isinstance(error, (BadImage, LoaderFailed)) else traceback.format_exc()
+        plain = isinstance(error, (BadImage, LoaderFailed))
+        told = str(error) if plain else traceback.format_exc()
+        if isinstance(error, MemoryError) or "memory" in str(error) and not plain:
+            told += "out of memory: start fewer ranks per node, or lower --n or --loaders"
         print(f"refimpl.train: rank {comm.rank} of {comm.size} failed:\n{told}", file=sys.stderr,
               flush=True)
         comm.Abort(1)

@@ -2,6 +2,8 @@
 # Emulated hosts on one machine, for root: network namespaces on a bridge, with links of a given rate.
 #   emulated_hosts.sh up HOSTS RATE      hosts 10.87.0.1 .. HOSTS; RATE as tc writes it: 500mbit
 #   emulated_hosts.sh down
+#   emulated_hosts.sh cut|kill HOST      take its link away without a word; kill all that runs there
+#   emulated_hosts.sh slow HOST RATE     another rate for its link, both ways
 #   emulated_hosts.sh [-x] ADDRESS CMD   what mpirun calls instead of ssh; every host has its own name
 set -euo pipefail
 net=10.87.0 name=refimpl
@@ -24,6 +26,12 @@ up)
         limit tc -n $name-$i qdisc replace dev $name-e$i   # out of the host
         limit tc qdisc replace dev $name-v$i               # into the host
     done ;;
+cut) ip link set $name-v"$2" down ;;
+kill) ip netns pids $name-"$2" | xargs -r kill -9 ;;
+slow)
+    i=$2 rate=$3
+    limit tc -n $name-$i qdisc replace dev $name-e$i
+    limit tc qdisc replace dev $name-v$i ;;
 down)
     for host in $(ip netns list | awk -v n=$name- 'index($1, n) == 1 {print $1}'); do
         ip netns pids "$host" | xargs -r kill -9  # what still runs there would keep its links

@@ -203,3 +203,170 @@ def test_a_full_disk_stops_with_the_reason_and_leaves_no_half_checkpoint(data, t
     assert job.returncode == 1 and "File too large" in job.stderr, job.stderr
     assert not list(tmp_path.glob("*/checkpoint.pt"))
     assert json.loads(next(tmp_path.glob("*/log.jsonl")).read_text().splitlines()[0])
+
+
+# programs that run the trainer with one thing changed on one rank
+ON_RANK = """
+import os, resource, signal, sys, time
+import torch, refimpl.checkpoint, refimpl.evaluate, refimpl.model, refimpl.run, refimpl.train
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+{change}
+sys.exit(refimpl.train.main(sys.argv[1:]))
+"""
+MEMORY = """
+right = refimpl.run.Run.after_step
+def full(run, moment, sums):
+    right(run, moment, sums)
+    if rank == 1 and moment.step == 8:
+        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 24),) * 2)
+        {take}
+refimpl.run.Run.after_step = full
+"""
+TAKE = ["torch.ones(1 << 26)", "bytearray(1 << 28)"]
+
+
+@pytest.mark.parametrize("mpi,take", zip(MPIS, TAKE))
+def test_memory_that_runs_out_on_one_rank_ends_the_job_with_the_cure(mpi, take, data, tmp_path):
+    job = program(mpi, 3, MEMORY.format(take=take), data, tmp_path, "--max-steps", "30",
+                  told_as="memory runs out on a rank")
+    assert job.returncode == 1 and "rank 1 of 3 failed" in job.stderr, job.stderr
+    assert "out of memory: " in job.stderr and intact(tmp_path)["step"] == 6
+
+
+def program(mpi, ranks, change, data, out, *more, told_as=""):
+    """The short run, or what is left of it, under a changed trainer."""
+    begin = time.monotonic()
+    job = mpirun(mpi, ranks, "-c", ON_RANK.format(change=change), *SMALL, *LONG, "--data", str(data),
+                 "--out", str(out), *more)
+    if told_as:
+        told(told_as, mpi, job.returncode, time.monotonic() - begin)
+    limit = time.monotonic() + 10
+    while (left := processes_of(out)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not left, f"processes {left} were left behind\n{job.stderr}"
+    return job
+
+
+def processes_of(out) -> list[str]:
+    """Process ids of all that have the folder on their command line."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found += [entry] * (str(out) in open(f"/proc/{entry}/cmdline").read().split("\0"))
+        except OSError:
+            pass
+    return found
+
+
+ALONE = """
+from refimpl.collective import guard
+right = refimpl.run.Run.after_step
+def alone(run, moment, sums):
+    right(run, moment, sums)
+    if rank == 0 and moment.step == 8:
+        guard.agree(run.comm, only="rank 0")
+refimpl.run.Run.after_step = alone
+"""
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_collective_that_rank_0_enters_alone_is_told_by_who_waits_where(mpi, data, tmp_path):
+    job = program(mpi, 3, ALONE, data, tmp_path, "--max-steps", "30", "--timeout", "3", "--allreduce",
+                  "ring", told_as="rank 0 alone enters a collective")
+    assert job.returncode not in (0, 124), job.stderr
+    assert "rank 0 waits" in job.stderr and "'agreement'" in job.stderr, job.stderr
+    assert "rank 1 waits" in job.stderr and "'reduce-scatter'" in job.stderr
+    assert intact(tmp_path)["step"] == 6
+
+
+SLOWED = """
+right = refimpl.model.ResNet.forward
+def slow(model, x):
+    if rank == 1:
+        time.sleep(0.1)
+    return right(model, x)
+refimpl.model.ResNet.forward = slow
+"""
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_slow_rank_is_named_and_the_log_has_the_spread(mpi, data, tmp_path):
+    job = program(mpi, 3, SLOWED, data, tmp_path, "--max-steps", "12")
+    assert job.returncode == 0 and "slow: rank 1 on " in job.stdout, job.stderr
+    assert "slow: rank 0" not in job.stdout and "slow: rank 2" not in job.stdout, job.stdout
+    (log,) = tmp_path.glob("*/log.jsonl")
+    times = [json.loads(line)["times"] for line in log.read_text().splitlines()[1:]]
+    assert all(t["worker_s"]["slow"] == [1] and t["worker_s"]["max"] > 0.1 for t in times)
+
+
+# the process is gone at this moment of its second checkpoint, or validation
+DEATHS = {
+    "half of the file is written": """
+right, calls = torch.save, []
+def save(content, file):
+    calls.append(0)
+    right(content, file)
+    if len(calls) == 2:
+        file.truncate(file.tell() // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+refimpl.checkpoint.torch.save = save""",
+    "the old file has its new name": """
+right = os.replace
+def replace(source, target):
+    right(source, target)
+    if str(target).endswith("checkpoint-older.pt"):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.replace = replace""",
+    "a rank validates": """
+right, calls = refimpl.evaluate.evaluate, []
+def evaluate(run):
+    calls.append(0)
+    if len(calls) == 2 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return right(run)
+refimpl.evaluate.evaluate = evaluate"""}
+EXACT = ("--sum", "exact", "--eval-every", "1", "--max-steps", "20", "--workers", "3")
+
+
+def result(out):
+    """Weights, statistics and momentum as a digest; the log without times and machine."""
+    (log,) = out.glob("*/log.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return intact(out)["digest"], [{k: v for k, v in line.items() if k != "times"} for line in lines
+                                   if line["event"] == "epoch"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken")
+    assert program(MPIS[0], 3, "", data, out, *EXACT).returncode == 0
+    return result(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi,ranks", zip(MPIS, (3, 2)))
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_run_killed_inside_a_save_or_a_validation_goes_on_to_the_same_end(
+        death, mpi, ranks, data, tmp_path, unbroken):
+    job = program(mpi, 3, DEATHS[death], data, tmp_path, *EXACT, told_as=f"killed while {death}")
+    assert job.returncode not in (0, 124), job.stderr
+    assert not list(tmp_path.glob("*/checkpoint.pt")) or intact(tmp_path)["step"] == 6
+    again = program(mpi, ranks, "", data, tmp_path, *EXACT, "--resume", "auto")
+    assert again.returncode == 0 and "at step 6" in again.stdout, again.stderr
+    assert result(tmp_path) == unbroken
+
+
+def test_a_run_writes_below_its_folder_only(data, tmp_path):
+    here, out = tmp_path / "here", tmp_path / "out"
+    here.mkdir()
+    job = mpirun(MPIS[0], 2, "-m", "refimpl.train", *SMALL, *LONG, "--data", str(data), "--out", str(out),
+                 "--max-steps", "7", cwd=here, env={"HOME": str(here), "MPLCONFIGDIR": str(here / "plots")})
+    assert job.returncode == 0, job.stderr
+    (run,) = out.iterdir()
+    assert {file.name for file in run.iterdir()} == {
+        "log.jsonl", "curves.png", "checkpoint.pt", "checkpoint-older.pt"}
+    assert {file.name for file in here.iterdir()} <= {"plots"}  # matplotlib's list of fonts
+    bad = mpirun(MPIS[0], 1, "-m", "refimpl.train", *SMALL, "--name", "../x", "--out", str(out))
+    assert bad.returncode == 2 and len(list(tmp_path.iterdir())) == 2, bad.stderr

@@ -6,12 +6,17 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
 from tests.mpi import ROOT, flavours
+from tests.pictures import SMALL, make_zip
+from tests.test_failures import processes_of, told
 
 STANDIN = pathlib.Path(__file__).with_name("emulated_hosts.sh")
 
@@ -39,16 +44,31 @@ def hosts(request):
     subprocess.run([STANDIN, "down"], check=True, timeout=30)
 
 
-def launch(hosts, *command):
+def start(hosts, *command):
     count, per_host = hosts
     names = ",".join(f"10.87.0.{i + 1}" for i in range(count))
-    return subprocess.run(
+    return subprocess.Popen(
         [*flavours()["mpich"][0], "-localhost", "10.87.0.254", "-launcher", "ssh", "-launcher-exec",
          STANDIN, "-hosts", names, "-ppn", str(per_host), "-np", str(count * per_host),
          sys.executable, *command],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
              "UCX_TLS": "tcp,self"},  # nothing crosses hosts through shared memory
-        cwd=ROOT, capture_output=True, text=True, timeout=100)
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def launch(hosts, *command, seconds=100):
+    return finish(start(hosts, *command), seconds)
+
+
+def finish(job, seconds):
+    """Waits for the launcher; what is left of it after that time is killed, and 124 its code."""
+    try:
+        out, err = job.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, err = job.communicate()
+        job.returncode = 124
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 
 @pytest.mark.slow
@@ -68,3 +88,62 @@ def test_rows_of_the_default_grid_lie_inside_hosts(hosts):
                  "g = grid.make_grid(MPI.COMM_WORLD); n = grid.split_by_node(MPI.COMM_WORLD); "
                  f"assert (n.size, g.rows, g.columns) == {expected}, (n.size, g)")
     assert job.returncode == 0, job.stderr[-2000:]
+
+
+def host(number, *command):
+    """On the emulated machine: a link, or whatever else, of a host."""
+    subprocess.run([STANDIN, command[0], str(number), *command[1:]], check=True, timeout=30)
+
+
+NETWORK = {
+    "a link goes down": [("cut", 2)],
+    "a host disappears": [("cut", 2), ("kill", 2)]}
+four = pytest.mark.parametrize("hosts", [(4, 1)], ids=["4x1"], indirect=True)
+
+
+def training(hosts, out, *more):
+    """A long run with a checkpoint per epoch, returned when it has made two."""
+    job = start(hosts, "-m", "refimpl.train", *SMALL, "--workers", "4", "--n", "2", "--epochs", "3000",
+                "--warmup-epochs", "1", "--eval-every", "0", "--allreduce", "ring", "--data",
+                str(make_zip(out / "data.zip")), "--out", str(out), *more)
+    limit = time.monotonic() + 90
+    while not list(out.glob("*/checkpoint-older.pt")) and job.poll() is None:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    return job
+
+
+@pytest.mark.slow
+@four
+@pytest.mark.parametrize("fault", NETWORK)
+def test_a_lost_host_ends_the_job_with_who_waits_for_it(fault, hosts, tmp_path):
+    job = training(hosts, tmp_path, "--timeout", "4")
+    begin = time.monotonic()
+    for verb, number in NETWORK[fault]:
+        host(number, verb)
+    ended = finish(job, 60)
+    told(fault, "mpich", ended.returncode, time.monotonic() - begin)
+    assert ended.returncode not in (0, 124), ended.stderr
+    assert "watchdog: rank" in ended.stderr and "rank 1" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr and not processes_of(tmp_path)
+    (left,) = tmp_path.glob("*/checkpoint.pt")
+    assert torch.load(left, weights_only=True)["step"]
+
+
+@pytest.mark.slow
+@four
+def test_a_slow_link_slows_the_run_and_the_report_says_what_it_waits_for(hosts, tmp_path):
+    job = training(hosts, tmp_path)
+    (log,) = tmp_path.glob("*/log.jsonl")
+    lines = lambda: [json.loads(line)["times"] for line in log.read_text().splitlines()[1:-1]]
+    before = lines()[-1]
+    host(2, "slow", "1mbit")
+    limit, count = time.monotonic() + 60, len(lines()) + 3
+    while len(lines()) < count and time.monotonic() < limit and job.poll() is None:
+        time.sleep(0.2)
+    assert job.poll() is None, finish(job, 1).stderr  # it goes on
+    times = lines()[-1]
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate()
+    assert times["allreduce_share"] > max(0.6, before["allreduce_share"]), times
+    assert times["worker_s"]["slow"] == [], times  # no rank computes slowly: it is the network

@@ -109,6 +109,8 @@ def val_view(data, size, short_side):
     image = opened(data)
     short = min(image.size)
     width, height = (int(short_side * side / short) for side in image.size)
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{image.width} x {image.height} is too narrow: {width} x {height} when scaled")
     left, top = centre(width, height, size)
     return _resize(rgb(image), width, height)[top:top + size, left:left + size]
 
