@@ -181,7 +181,7 @@ def load(path: pathlib.Path) -> tuple[dict, str]:
         except FileNotFoundError:
             problems.append(f"{file} is not there")
         except Exception as error:  # torch and its unpickler raise many kinds for a broken file
-            problems.append(f"{file} is damaged ({type(error).__name__})")
+            problems.append(f"{file} is damaged ({type(error).__name__}: {str(error)[:60]!r})")
     raise UsageError("nothing to resume from: " + "; ".join(problems))
 
 

@@ -213,8 +213,11 @@ class Run:
         if self.timeline and self.step == min(self.first_step + STEPS, self.schedule.total_steps):
             self.timeline.write()
         ends = moment.last_of_epoch or self.step == self.schedule.total_steps
-        if ends or (s.check_every and self.step % s.check_every == 0):
+        first = self.step == self.first_step + 1
+        if ends or first or (s.check_every and self.step % s.check_every == 0):
             guard.agree(self.comm, weights=checkpoint.digest(self))
+        due = s.check_every and (self.step + 1) % s.check_every == 0  # the next step's calls too
+        self.allreduce.check = "always" if due else "first"
         if ends:
             self._end_of_epoch(moment)
         elif sums["save"] or s.save_steps and self.step % s.save_steps == 0:

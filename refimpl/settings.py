@@ -128,7 +128,8 @@ class Settings:
     trace: str = _is("", CHECKS, "file: a JSON line per step with digests of sums and weights")
     state: str = _is("", CHECKS, "file: the whole first step as .npz, for `oracle state`")
     timeline: str = _is("", CHECKS, "file: the first steps as a Chrome trace (Perfetto opens it)")
-    check_every: int = _is(0, CHECKS, "steps between weight digests (0: per epoch)", least=0)
+    check_every: int = _is(0, CHECKS, "steps between comparisons of calls and weights over the ranks "
+                           "(0: the first step, and epochs)", least=0)
     timeout: float = _is(300.0, CHECKS, "seconds of silence before the watchdog stops", least=1)
 
     @property

@@ -36,6 +36,7 @@ down)
     for host in $(ip netns list | awk -v n=$name- 'index($1, n) == 1 {print $1}'); do
         ip netns pids "$host" | xargs -r kill -9  # what still runs there would keep its links
         ip netns del "$host"
+        ip link del "$name-v${host##*-}" 2>/dev/null || true  # at once, not when its last process is gone
     done
     ip link del $name-br 2>/dev/null || true ;;
 *)

@@ -242,22 +242,60 @@ def program(mpi, ranks, change, data, out, *more, told_as=""):
                  "--out", str(out), *more)
     if told_as:
         told(told_as, mpi, job.returncode, time.monotonic() - begin)
-    limit = time.monotonic() + 10
-    while (left := processes_of(out)) and time.monotonic() < limit:
-        time.sleep(0.1)
-    assert not left, f"processes {left} were left behind\n{job.stderr}"
+    assert not (left := left_behind(out)), f"processes {left} were left behind\n{job.stderr}"
     return job
 
 
-def processes_of(out) -> list[str]:
-    """Process ids of all that have the folder on their command line."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            found += [entry] * (str(out) in open(f"/proc/{entry}/cmdline").read().split("\0"))
-        except OSError:
-            pass
+def left_behind(out, seconds=10) -> list[str]:
+    """Process ids of all that have the folder on their command line, and keep running so long."""
+    limit, found = time.monotonic() + seconds, ["?"]
+    while found and time.monotonic() < limit:
+        time.sleep(0.1)
+        found = []
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                found += [entry] * (str(out) in open(f"/proc/{entry}/cmdline").read().split("\0"))
+            except OSError:
+                pass
     return found
+
+
+DIFFER = {
+    "code": "refimpl.run.device.code_digest = lambda: f'digest {rank // 2}'",
+    "train": """
+import dataclasses
+right = refimpl.run.open_index
+refimpl.run.open_index = lambda *args, **more: dataclasses.replace(
+    right(*args, **more), digest=f"digest {rank // 2}")"""}
+
+
+@pytest.mark.parametrize("mpi,what", zip(MPIS, DIFFER))
+def test_ranks_with_other_code_or_data_are_told_who_differs(mpi, what, data, tmp_path):
+    job = program(mpi, 3, DIFFER[what], data, tmp_path, told_as=f"ranks with other {what}")
+    assert job.returncode == 2 and f"differ in {what}: rank 2 has 'digest 1'" in job.stderr, job.stderr
+    assert "Traceback" not in job.stderr
+
+
+EXITS = """
+right = refimpl.run.Run.after_step
+def ends(run, moment, sums):
+    right(run, moment, sums)
+    if rank == 1 and moment.step == 8:
+        {call}
+refimpl.run.Run.after_step = ends
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("call", ["sys.exit(0)", "os._exit(0)"])
+def test_a_rank_that_leaves_with_code_0_is_no_success(call, mpi, data, tmp_path):
+    job = program(mpi, 3, EXITS.format(call=call), data, tmp_path, "--max-steps", "30", "--timeout", "3",
+                  "--allreduce", "ring", told_as=f"a rank leaves: {call}")
+    assert job.returncode not in (0, 124), job.stderr
+    assert "rank 1 of 3 failed" in job.stderr or "from rank 1" in job.stderr or (
+        "TERMINAT" in job.stdout), job.stdout + job.stderr
+    assert intact(tmp_path)["step"] == 6
 
 
 ALONE = """

@@ -16,7 +16,7 @@ import torch
 
 from tests.mpi import ROOT, flavours
 from tests.pictures import SMALL, make_zip
-from tests.test_failures import processes_of, told
+from tests.test_failures import left_behind, told
 
 STANDIN = pathlib.Path(__file__).with_name("emulated_hosts.sh")
 
@@ -125,7 +125,7 @@ def test_a_lost_host_ends_the_job_with_who_waits_for_it(fault, hosts, tmp_path):
     told(fault, "mpich", ended.returncode, time.monotonic() - begin)
     assert ended.returncode not in (0, 124), ended.stderr
     assert "watchdog: rank" in ended.stderr and "rank 1" in ended.stderr, ended.stderr
-    assert "Traceback" not in ended.stderr and not processes_of(tmp_path)
+    assert "Traceback" not in ended.stderr and not left_behind(tmp_path), ended.stderr
     (left,) = tmp_path.glob("*/checkpoint.pt")
     assert torch.load(left, weights_only=True)["step"]
 
