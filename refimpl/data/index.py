@@ -86,10 +86,9 @@ def open_index(path, split, classes=None, cache=None) -> Index:
     cache: a folder to keep the index in; it is made again when a folder or the zip has changed.
     """
     path = os.path.abspath(path)
-    if not os.path.exists(path):
-        raise UsageError(f"no such data: {path}; give a folder or stored zip with train/ and val/")
     if not (os.path.isdir(path) or os.path.isfile(path)):  # opening a pipe would wait for ever
-        raise UsageError(f"{path} is a pipe or a device; give a folder or stored zip")
+        what = "a pipe or a device" if os.path.exists(path) else "no such data"
+        raise UsageError(f"{what}: {path}; give a folder or stored zip with train/ and val/")
     key = hashlib.sha256(f"{path} {split}".encode()).hexdigest()[:16]
     kept = os.path.join(cache, f"index-{key}.npz") if cache else None
     index = _load(kept) if kept else None

@@ -89,10 +89,9 @@ class Listing:
                 if (m.compress_type or m.flag_bits & 1) and m.file_size:
                     raise UsageError(f"{path} is compressed or encrypted ({m.filename}); unzip it "
                                      "and run `python -m refimpl.data pack FOLDER OUT.zip`")
-                if stat.S_ISLNK(m.external_attr >> 16) or m.file_size != m.compress_size or (
+                if stat.S_ISLNK(m.external_attr >> 16) or m.file_size > m.compress_size or (
                         m.header_offset + 30 + len(name) + m.file_size > self.stamps[path][1]):
-                    raise UsageError(f"{path}: {m.filename} is a link, or of another size than the file "
-                                     "has room for; do not trust it")
+                    raise UsageError(f"{path}: {m.filename} is a link, or larger than the file's room")
                 yield name[len(prefix):], m.file_size, m.header_offset, m.CRC
 
     def _tree(self, path, split):
