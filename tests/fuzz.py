@@ -130,7 +130,7 @@ class Run:
             signal.setitimer(signal.ITIMER_PROF, 0)
         self.slowest = max(self.slowest, (time.process_time() - begin, number))
         self.most = max(self.most, taken := self.memory.taken())
-        return fault or (f"took {taken >> 20} MB" if taken > LARGE else "")
+        return fault + (f"took {taken >> 20} MB" if taken > LARGE else "")
 
 
 class Memory:
