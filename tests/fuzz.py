@@ -120,6 +120,7 @@ class Run:
         begin, fault = time.process_time(), ""
         try:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, 12 * SECONDS)  # one that waits takes no CPU time
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 self.use(case)
         except self.allowed as error:
@@ -128,6 +129,7 @@ class Run:
             fault = traceback.format_exc(limit=-6)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
         self.slowest = max(self.slowest, (time.process_time() - begin, number))
         self.most = max(self.most, taken := self.memory.taken())
         return fault + (f"took {taken >> 20} MB" if taken > LARGE else "")
@@ -165,6 +167,7 @@ def hang(*_):
 def fuzz(name: str, first: int, inputs: int, seed: int, at) -> int:
     """Run inputs first .. first + inputs - 1; `at` (shared memory) always says which one runs."""
     signal.signal(signal.SIGPROF, hang)
+    signal.signal(signal.SIGALRM, hang)
     faulthandler.enable()
     with tempfile.TemporaryDirectory(dir=SHM) as folder:
         run = Run(name, seed, folder)
