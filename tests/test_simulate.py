@@ -10,7 +10,9 @@ def pass_on(comm, buffer, times):
     """Send `buffer` around the ring `times` times, in place."""
     into = np.empty_like(buffer)
     for _ in range(times):
-        comm.Sendrecv(buffer, (comm.rank + 1) % comm.size, 3, into, (comm.rank - 1) % comm.size, 3)
+        incoming = comm.Irecv(into, (comm.rank - 1) % comm.size, 3)
+        comm.Isend(buffer, (comm.rank + 1) % comm.size, 3).Wait()
+        incoming.Wait()
         buffer[...] = into
     return buffer
 
@@ -39,10 +41,10 @@ def test_messages_of_one_tag_keep_their_order_and_tags_do_not_mix():
 def test_a_shorter_message_fills_the_front_and_a_longer_one_is_an_error():
     def program(comm, sent, room):
         if comm.rank == 0:
-            comm.Send(np.ones(sent), 1)
+            comm.Isend(np.ones(sent), 1).Wait()
         else:
             into = np.zeros(room)
-            comm.Recv(into, 0)
+            comm.Irecv(into, 0).Wait()
             return into.tolist()
     assert run(2, lambda c: program(c, 2, 3)).results[1] == [1, 1, 0]
     with pytest.raises(RankFailed, match="rank 0 sends 4 x float64 to rank 1, which receives 3"):
@@ -54,14 +56,11 @@ def test_collective_calls_give_every_rank_the_same():
         mine = np.array([comm.rank, 10 * comm.rank])
         gathered = np.empty(2 * comm.size, int)
         comm.Allgather(mine, gathered)
-        total, root = np.empty(2, int), mine.copy()
-        comm.Allreduce(mine, total)
+        root = mine.copy()
         comm.Bcast(root, 2)
         comm.Barrier()
-        comm.Allreduce("MPI.IN_PLACE", mine)
-        assert mine.tolist() == total.tolist()
-        return gathered.tolist(), total.tolist(), root.tolist()
-    assert run(4, program).results == [([0, 0, 1, 10, 2, 20, 3, 30], [6, 60], [2, 20])] * 4
+        return gathered.tolist(), root.tolist()
+    assert run(4, program).results == [([0, 0, 1, 10, 2, 20, 3, 30], [2, 20])] * 4
 
 
 def test_grids_rows_columns_and_nodes_are_numbered_as_mpi_numbers_them():
@@ -94,8 +93,8 @@ def test_messages_of_different_communicators_do_not_mix():
 
 def test_a_deadlock_says_who_waits_for_whom():
     def program(comm):  # everyone sends first: works on MPI only while messages are small
-        comm.Send(np.zeros(1), (comm.rank + 1) % comm.size, tag=7)
-        comm.Recv(np.zeros(1), (comm.rank - 1) % comm.size, tag=7)
+        comm.Isend(np.zeros(1), (comm.rank + 1) % comm.size, 7).Wait()
+        comm.Irecv(np.zeros(1), (comm.rank - 1) % comm.size, 7).Wait()
     with pytest.raises(Deadlock) as caught:
         run(3, program)
     for r in range(3):
@@ -107,7 +106,7 @@ def test_a_deadlock_says_who_waits_for_whom():
 def test_a_deadlock_on_a_rank_that_left_or_has_another_tag_is_told():
     def left(comm):
         if comm.rank:
-            comm.Recv(np.zeros(1), 0, tag=1)
+            comm.Irecv(np.zeros(1), 0, 1).Wait()
     with pytest.raises(Deadlock, match="(?s)rank 0 has ended.*rank 1 waits for .* rank 0, tag 1"):
         run(2, left)
 
@@ -191,7 +190,8 @@ class DeviceArray:
 def test_device_buffers_never_come_to_the_host():
     def program(comm):
         mine, into, all_of_them = (DeviceArray(np.full(n, comm.rank)) for n in (3, 3, 12))
-        comm.Sendrecv(mine, (comm.rank + 1) % 4, 0, into, (comm.rank - 1) % 4, 0)
+        pair = comm.Isend(mine, (comm.rank + 1) % 4), comm.Irecv(into, (comm.rank - 1) % 4)
+        [end.Wait() for end in pair]
         comm.Allgather(into, all_of_them)
         comm.Bcast(mine, 3)
         return all_of_them._data.tolist(), mine._data.tolist()

@@ -1,5 +1,6 @@
 """The cost model: by hand for one message, closed form against simulation, steps, the commands."""
 import json
+import runpy
 import shlex
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import pytest
 
 from refimpl.simulate import step as steps
 from refimpl.simulate.__main__ import main
-from refimpl.simulate.cost import ALGORITHMS, FOLDER, Cluster, closed_form, simulated, tomllib
+from refimpl.simulate.cost import FOLDER, Cluster, tomllib
+from refimpl.simulate.form import ALGORITHMS, closed_form, simulated
+from tests.mpi import ROOT
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
@@ -63,14 +66,49 @@ def test_adding_one_segment_hides_behind_sending_the_next():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("algorithm, ranks, shape, within", [
     ("ring", 16, None, 0.1), ("torus", 64, (16, 4), 0.15), ("torus", 64, (8, 8), 0.15),
-    ("halving_doubling", 64, None, 0.1), ("halving_doubling", 44, None, 0.25),
-    ("hierarchical", 64, None, 0.1)])
+    ("halving_doubling", 64, None, 0.1), ("hierarchical", 64, None, 0.1)])
 @pytest.mark.parametrize("nbytes", [4e3, 1e6, 51e6])
 def test_closed_form_and_simulation_agree(name, algorithm, ranks, shape, within, nbytes):
     if name in ("two_cores", "emulated"):
         ranks, shape = min(ranks, 8), shape and (2, 4)
     ran, form = both(Cluster(name), algorithm, ranks, nbytes, shape)
     assert form == pytest.approx(ran, rel=within)
+
+
+@pytest.mark.parametrize("name, counts", [
+    ("abci", (3, 14, 25, 33, 44, 63, 272, 544)), ("bigbasin", (3, 12, 24, 25, 44, 63)),
+    ("h100", (3, 14, 24, 25, 44, 63)), ("two_cores", (3, 5, 6, 7)), ("emulated", (3, 5, 6, 7))])
+def test_closed_form_and_simulation_agree_on_binary_blocks(name, counts):
+    off = [abs(form / ran - 1) for ranks in counts for nbytes in (4e3, 1e6, 51e6)
+           for ran, form in [both(Cluster(name), "halving_doubling", ranks, nbytes)]]
+    assert max(off) < 0.3 and sorted(off)[len(off) * 3 // 4] < 0.1
+
+
+def test_the_smallest_block_is_a_chain_that_everybody_waits_for():
+    # 3 = 2 + 1, a card each, 1 MB/s, 0.4 MB: halving 0.2 s; 2 x 0.2 s up, as many down; doubling 0.2
+    for seconds in both(flat(), "halving_doubling", 3, 4e5):
+        assert seconds == pytest.approx(0.2 + 4 * 0.2 + 0.2, rel=1e-9)
+
+
+def test_shared_cores_serialise_what_their_ranks_do():
+    one = Cluster("two_cores").but(**{
+        "inside.latency": 0, "inside.overhead": 1, "inside.bandwidth": 1e30, "rank.add": 1e30,
+        "rank.turn": 0, "rank.switch": 0, "rank.huge": 1})
+    for ranks, crowd in ((2, 1), (4, 2), (8, 4)):  # 2(P-1) rounds, P/2 messages a core
+        assert both(one, "ring", ranks, 4e3)[1] == pytest.approx(2 * (ranks - 1) * crowd)
+    late = one.but(rank__turn=100, rank__switch=10)  # a turn and a switch for 3 others on the core
+    assert both(late, "ring", 8, 4e3)[1] == pytest.approx(300 + 14 * 4 * 31)
+    adds = one.but(inside__overhead=0, rank__add=1e6)  # 7 x 1 MB over 2 cores
+    assert closed_form(adds, "window", 8, 1e6)["seconds"] == pytest.approx(3.5)
+
+
+def test_a_token_bucket_lets_through_what_it_saved():
+    full = Cluster("emulated").but(**{
+        "between.latency": 0, "between.overhead": 0, "between.bandwidth": 1e6, "rank.add": 1e30,
+        "between.efficiency": 1, "rank.turn": 1, "rank.switch": 0, "between.burst": 5e5})
+    # 4 ranks on 2 cores begin a turn late, a second in which half a MB of 1.5 MB is saved
+    for seconds in both(full, "ring", 4, 1e6):
+        assert seconds == pytest.approx(1 + 1.5 - 0.5)
 
 
 def test_the_closed_form_answers_for_100000_ranks():
@@ -93,13 +131,15 @@ def test_layers_and_buckets_are_the_trainers():
     pytest.importorskip("torch")
     from refimpl.gradients import plan_buckets
     from refimpl.model import ResNet
+    small = [p.numel() for p in ResNet((1, 1, 1, 1), 16, stem="small").parameters()]
+    assert [values for values, _ in steps.layers((1, 1, 1, 1), 16, 64)] == small
     sizes = [p.numel() for p in ResNet().parameters()]
-    assert [values for values, _ in steps.layers()] == sizes
+    assert [values for values, _ in steps.layers()] == sizes and steps.tail() == 53_125
     assert sum(work for _, work in steps.layers()) == 4_089_184_256  # 4.089 G
     for limit in (1, 100_000, 2_000_000, 1 << 62):
-        plan = plan_buckets(sizes[::-1], limit, steps.TAIL, None)
+        plan = plan_buckets(sizes[::-1], limit, steps.tail(), None)
         assert [b.stop - b.start for b in plan] == [
-            *(values for values, _ in steps.buckets(limit)), steps.TAIL]
+            *(values for values, _ in steps.buckets(limit)), steps.tail()]
 
 
 def test_a_step_hides_what_overlaps_and_waits_for_the_slowest():
@@ -108,7 +148,7 @@ def test_a_step_hides_what_overlaps_and_waits_for_the_slowest():
                  between__bandwidth=1e8)
     none, full = (steps.step(quiet.but(compute__overlap=o), 4, plan) for o in (0, 1))
     assert none["compute"] == full["compute"] == 32 and none["hidden"] == pytest.approx(0)
-    moved = 2 * 3 / 4 * 4 * (25_557_032 + steps.TAIL) / 1e8
+    moved = 2 * 3 / 4 * 4 * (25_557_032 + steps.tail()) / 1e8
     assert none["seconds"] == pytest.approx(32 + moved, rel=1e-3)
     assert full["seconds"] < 32 + moved / 4 and full["allreduce"] == pytest.approx(moved, rel=1e-3)
     slow = steps.step(quiet.but(compute__spread=0.1, compute__overlap=1), 1000, plan)
@@ -123,12 +163,24 @@ def test_an_interval_is_that_of_the_ranges_and_names_the_strongest():
     assert found[3] == "between.latency" and found[4] == pytest.approx((high - low) * 1e6)
 
 
+def test_a_constant_that_is_given_is_no_longer_a_range():
+    given = Cluster("abci", [("between.latency", 1e-3)])
+    assert "between.latency" in Cluster("abci").ranges and "between.latency" not in given.ranges
+    assert steps.interval(given, lambda c: c["between.latency"])[:3] == (1e-3, 1e-3, 1e-3)
+    known = Cluster("abci", dict(Cluster("abci")).items())
+    assert steps.interval(known, lambda c: 7.0) == (7.0, 7.0, 7.0, "nothing", 0.0)
+
+
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """python -m refimpl.simulate in this process: arguments -> (exit code, stdout, stderr)."""
+    """python -m refimpl.simulate in this process (fit: docs/fit.py): arguments -> (exit code,
+    stdout, stderr)."""
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
-        return main(), *capsys.readouterr()
+        if arguments[0] != "fit":
+            return main(), *capsys.readouterr()
+        sys.argv.pop(1)
+        return runpy.run_path(str(ROOT / "docs" / "fit.py"))["main"](), *capsys.readouterr()
     return call
 
 
@@ -184,7 +236,7 @@ def test_the_last_node_may_have_fewer_ranks(command, across):
 
 def test_a_step_of_another_network_says_so(command):
     code, out, _ = command("step", "--recipe", "demo")
-    assert code == 0 and "note: demo is another network" in out
+    assert code == 0 and "note: demo's network takes ResNet-50's time per multiplication" in out
 
 
 def test_simulating_needs_no_torch():
@@ -203,7 +255,7 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(command, tmp_path)
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"algorithm": "gloo"}]))
     _, out, _ = command("fit", str(file))
-    found = {k: float(v) for k, v in (line.split(" = ") for line in out.splitlines()[:3])}
+    found = {k: float(v) for k, v in (line.split(" = ") for line in out.splitlines()[:7])}
     assert found["inside.overhead"] == pytest.approx(5e-5, rel=0.05)
     # one core copies and adds, and half of all rounds add: the two rates show only together
     assert 2 / found["inside.bandwidth"] + 1 / found["rank.add"] == pytest.approx(

@@ -5,13 +5,15 @@ import os
 import pathlib
 import sys
 
+import numpy as np
+
 from refimpl.collective.grid import default_shape
 from refimpl.config import Parser, load_recipe
 from refimpl.errors import UsageError
 from refimpl.settings import Settings
-from refimpl.simulate import draw, fit as fits, step as steps
-from refimpl.simulate.cost import ALGORITHMS, WHOLE, Cluster, closed_form, simulated, tomllib
-from refimpl.simulate.trace import Trace
+from refimpl.simulate import step as steps, trace as drawing
+from refimpl.simulate.cost import Cluster, tomllib
+from refimpl.simulate.form import ALGORITHMS, closed_form, simulated
 from refimpl.simulate.world import RankFailed
 
 MOST = 1_500_000  # messages that are simulated one by one; above, the closed form answers alone
@@ -32,8 +34,8 @@ def checked(convert, sound, expected: str):
 
 UNITS, MOST_RANKS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}, 1_000_000
 COUNT = checked(int, lambda n: 1 <= n <= MOST_RANKS, f"a whole number from 1 to {MOST_RANKS}")
-SPAN = checked(lambda text: tuple(map(int, text.split(":"))), lambda span: len(span) == 2
-               and 1 <= span[0] <= span[1] <= MOST_RANKS, "FIRST:LAST, such as 4:4096")
+SPAN = checked(lambda text: tuple(map(int, text.split(":"))), lambda span: 1 <= span[0] <= span[1]
+               <= MOST_RANKS and len(span) == 2, "FIRST:LAST, such as 4:4096")
 SIZE = checked(lambda t: float(t[:-1]) * UNITS[t[-1]] if t[-1] in UNITS else float(t),
                lambda nbytes: 1 <= nbytes <= 1e11, "bytes, from 1 to 100G, such as 51M")
 GRID = checked(lambda text: tuple(map(int, text.lower().split("x"))),
@@ -43,60 +45,65 @@ CONSTANT = checked(lambda text: (text.split("=")[0], float(text.split("=")[1])),
 PICTURE = checked(pathlib.Path, lambda path: path.suffix in (".png", ".pdf", ".svg") and os.access(
     path.parent, os.W_OK) and not path.is_dir(), "a .png, .pdf or .svg in a folder that exists")
 
+OPTIONS = {
+    "cluster": {}, "grid": {"type": GRID, "metavar": "RxC"},
+    "set": {"type": CONSTANT, "action": "append", "default": [], "metavar": "NAME=VALUE",
+            "help": "change a constant"}, "plot": {"type": PICTURE, "metavar": "F.png"},
+    "recipe": {"default": "mikami_v1_224s"}, "wire": {"choices": ("none", "float16", "bfloat16")},
+    "algorithm": {"choices": ALGORITHMS}}
 
-def check_grid(settings, algorithms, ranks: int) -> None:
-    if settings.grid and ("torus" not in algorithms or math.prod(settings.grid) != ranks):
-        raise UsageError(f"--grid {settings.grid}: is for a torus of {ranks} ranks, and holds "
-                         f"{math.prod(settings.grid)}; leave it out for {' '.join(algorithms)}")
+
+def check_grid(grid, algorithms, ranks: int) -> None:
+    if grid and ("torus" not in algorithms or math.prod(grid) != ranks):
+        raise UsageError(f"--grid {grid}: is for a torus of {ranks} ranks, and holds "
+                         f"{math.prod(grid)}; leave it out for {' '.join(algorithms)}")
 
 
 def trace(settings) -> None:
-    check_grid(settings, [settings.algorithm], settings.ranks)
+    check_grid(settings.grid, [settings.algorithm], settings.ranks)
     if settings.ranks > (16 if settings.plot else 128):
         raise UsageError(f"--ranks {settings.ranks}: at most 16 in a picture, 128 in a table")
-    made = Trace(settings.algorithm, settings.ranks, settings.grid, settings.ranks_per_node)
+    made = drawing.Trace(settings.algorithm, settings.ranks, settings.grid, settings.ranks_per_node)
     print(made.table())
     if settings.plot:
-        draw.draw(made, settings.plot)
+        drawing.draw(made, settings.plot)
 
 
 def allreduce(settings) -> None:
     cluster, ranks, nbytes = (Cluster(settings.cluster or "abci", settings.set), settings.ranks,
                               settings.bytes)
     names = ALGORITHMS if "all" in settings.algorithms else settings.algorithms
-    check_grid(settings, names, ranks)
+    check_grid(settings.grid, names, ranks)
     shape = settings.grid or default_shape(ranks, cluster.per_node(ranks))
     print(f"{cluster.name}, {ranks} ranks, {nbytes:.4g} bytes, torus {shape[0]}x{shape[1]}\n"
           f"{'':18}{'simulated':>12}{'closed form':>13}{'rounds':>8}   MB between ranks: "
           f"{'in nodes':>9}{'nodes':>9}{'leaves':>9}   busiest")
     for name in names:
-        form = closed_form(cluster, name, ranks, nbytes, shape, settings.across)
-        ran = "not run"
-        if form["rounds"] * ranks <= MOST and not settings.closed_form:
-            at = simulated(cluster, name, ranks, nbytes, shape, settings.across)
-            ran = f"{max(at) * 1e3:.3f} ms"
-        print(f"{name:18}{ran:>12}{form['seconds'] * 1e3:10.3f} ms{form['rounds']:8}   {'':18}"
-              f"{form['inside'] / 1e6:9.0f}{form['between'] / 1e6:9.0f}{form['uplink'] / 1e6:9.0f}"
+        case = cluster, name, ranks, nbytes, shape, settings.across
+        form, ran = closed_form(*case), "not run"
+        if 0 < form["rounds"] * ranks <= MOST and not settings.closed_form:
+            ran = f"{max(simulated(*case)) * 1e3:.3f} ms"
+        moved = "".join(f"{form[link] / 1e6:9.0f}" for link in ("inside", "between", "uplink"))
+        print(f"{name:18}{ran:>12}{form['seconds'] * 1e3:10.3f} ms{form['rounds']:8}   {'':18}{moved}"
               f"   {form['busiest']}")
     if settings.plot:
-        draw.curves({name: [
-            (b, closed_form(cluster, name, ranks, b, shape, settings.across)["seconds"])
-            for b in (2.0 ** e for e in range(10, 31))] for name in names},
-               "bytes", "seconds", settings.plot, f"{ranks} ranks of {cluster.name} (closed form)")
+        drawing.curves({name: [(b, closed_form(cluster, name, ranks, b, shape, settings.across)[
+            "seconds"]) for b in np.geomspace(2 ** 10, 2 ** 30, 21)] for name in names},
+            "bytes", "seconds", settings.plot, f"{ranks} ranks of {cluster.name} (closed form)")
 
 
 def recipe_plans(settings):
     """The recipe, its cluster, and (until epoch, ranks, plan) of each band."""
     recipe = load_recipe(settings.recipe)
-    s = Settings(**recipe.values)
-    hardware = {k: v["value"] for k, v in recipe.hardware.items()}
+    s, hardware = Settings(**recipe.values), {k: v["value"] for k, v in recipe.hardware.items()}
     usual = {4: "abci", 8: "bigbasin"}.get(hardware.get("per_node"), "h100")
-    plan = {"algorithm": settings.algorithm or (
+    plan = {"net": (tuple(s.depth), s.width, s.image_size), "algorithm": settings.algorithm or (
                 s.allreduce if s.allreduce in ALGORITHMS else "hierarchical"), "across": s.across,
             "wire": 4 if (settings.wire or s.wire) == "none" else 2,
             "shape": vars(settings).get("grid") or GRID(hardware.get("grid", "1x1"))}
-    if (s.depth, s.width, s.image_size) != ((3, 4, 6, 3), 64, 224):
-        print(f"note: {recipe.name} is another network; these are times of ResNet-50 on ImageNet")
+    if plan["net"] != steps.RESNET50:
+        print(f"note: {recipe.name}'s network takes ResNet-50's time per multiplication here, and its "
+              "classes and images are counted as ImageNet's")
     return (recipe, Cluster(settings.cluster or usual, settings.set),
             [(b.until_epoch, b.workers, {**plan, "n": b.n}) for b in s.in_bands()])
 
@@ -107,13 +114,13 @@ def step(settings) -> None:
     totals, begun, base = [0.0, 0.0, 0.0], 0, int(cluster["node.ranks"])
     for until, ranks, plan in bands:
         ranks = settings.ranks or ranks
-        check_grid(settings, [plan["algorithm"]], ranks)
+        check_grid(settings.grid, [plan["algorithm"]], ranks)
         at = steps.step(cluster, ranks, plan)
         *times, most, _ = steps.interval(cluster, lambda c: steps.step(c, ranks, plan)["seconds"])
-        print(f"epochs {begun}-{until}: {ranks} ranks x {plan['n']}: {times[1] * 1e3:.1f} ms a "
-              f"step [{times[0] * 1e3:.1f}, {times[2] * 1e3:.1f}; mostly {most}], allreduce "
-              f"{at['allreduce'] * 1e3:.1f} ms of which {at['hidden']:.0%} hidden, "
-              f"{at['images_per_s']:,.0f} images/s, efficiency "
+        low, middle, high = (t * 1e3 for t in times)
+        print(f"epochs {begun}-{until}: {ranks} ranks x {plan['n']}: {middle:.1f} ms a step "
+              f"[{low:.1f}, {high:.1f}; mostly {most}], allreduce {at['allreduce'] * 1e3:.1f} ms of "
+              f"which {at['hidden']:.0%} hidden, {at['images_per_s']:,.0f} images/s, efficiency "
               f"{steps.efficiency(cluster, ranks, base, plan):.1%} against {base}")
         count = math.ceil(steps.IMAGES / (ranks * plan["n"])) * (until - begun)
         totals, begun = [t + count * s for t, s in zip(totals, times)], until
@@ -124,20 +131,20 @@ def step(settings) -> None:
 def scaling(settings) -> None:
     recipe, cluster, bands = recipe_plans(settings)
     ranks, last = settings.range
-    plan, base, rows = {**bands[-1][2], "n": 32}, int(cluster["node.ranks"]), []
+    plan, base = {**bands[-1][2], "n": 32}, int(cluster["node.ranks"])
+    lines = {name: [] for name in ("worst end", "middle", "best end of all ranges")}
     while ranks <= last:
         low, middle, high, *_ = steps.interval(
             cluster, lambda c: steps.efficiency(c, ranks, base, plan))
-        rows.append((ranks, low, middle, high))
         print(f"{ranks:6} ranks  efficiency {middle:6.1%} [{low:6.1%}, {high:6.1%}]")
+        for line, value in zip(lines.values(), (low, middle, high)):
+            line.append((ranks, value))
         ranks *= 2
     if settings.plot:
-        lines = {name: [(r[0], r[i]) for r in rows] for i, name in (
-            (3, "best end of all ranges"), (2, "middle"), (1, "worst end"))}
         lines["published"] = [(e["ranks"], e["published"]) for e in FIGURES.values()
                               if e["cluster"] == cluster.name and e["quantity"] == "efficiency"]
-        draw.curves(lines, "GPUs", "efficiency", settings.plot, f"{recipe.name} on {cluster.name}",
-               ylog=False)
+        drawing.curves(lines, "GPUs", "efficiency", settings.plot,
+                    f"{recipe.name} on {cluster.name}", ylog=False)
 
 
 def papers(settings) -> None:
@@ -149,50 +156,29 @@ def papers(settings) -> None:
               f"{'inside ' if low <= entry['published'] <= high else 'OUTSIDE'}  {most} ({by:.3f})")
 
 
-def fit(settings) -> None:
-    rows = fits.read(settings.measured)
-    cluster = Cluster(settings.cluster or "two_cores", settings.set)
-    cluster = fits.fit(cluster, rows, settings.constants)
-    for name in settings.constants:
-        print(f"{name} = {cluster[name]:.4g}")
-    print(fits.report(cluster, rows))
-
-
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog="python -m refimpl.simulate", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
 
-    def command(function, text, *options):
+    def command(function, text, *options, **own):
         one = commands.add_parser(function.__name__, help=text)
         one.set_defaults(run=function)
-        for name, *rest in options:
-            one.add_argument(name, **(rest[0] if rest else {}))
-    common = (("--cluster",), ("--set", {"type": CONSTANT, "action": "append", "default": [],
-               "metavar": "NAME=VALUE", "help": "change a constant"}))
-    layout = (("--grid", {"type": GRID, "metavar": "RxC"}),
-              ("--plot", {"type": PICTURE, "metavar": "F.png"}))
-    recipe = (("--recipe", {"default": "mikami_v1_224s"}),
-              ("--wire", {"choices": ("none", "float16", "bfloat16")}),
-              ("--algorithm", {"choices": ALGORITHMS}))
-    command(trace, "print and draw who sends what to whom", *layout,
-            ("--ranks", {"type": COUNT, "default": 4}),
-            ("--algorithm", {"choices": ALGORITHMS, "default": "ring"}),
-            ("--ranks-per-node", {"type": COUNT, "help": "hierarchical; default: two nodes"}))
-    command(allreduce, "time on a cluster, simulated and in closed form", *common, *layout,
-            ("--closed-form", {"action": "store_true", "help": "simulate nothing"}),
-            ("--ranks", {"type": COUNT, "required": True}), ("--across", {
-                "choices": ALGORITHMS[:3], "default": "halving_doubling"}),
-            ("--bytes", {"type": SIZE, "default": 51e6}),
-            ("--algorithms", {"nargs": "+", "choices": (*ALGORITHMS, "all"), "default": ["all"]}))
-    command(step, "a recipe's step and whole time", *common, *layout[:1], *recipe,
-            ("--ranks", {"type": COUNT}))
-    command(scaling, "efficiency over ranks", *common, *layout[1:], *recipe, ("--ranks", {
-            "dest": "range", "type": SPAN, "default": "4:4096", "metavar": "FIRST:LAST"}))
+        for name, how in {**{name: OPTIONS[name] for name in options}, **own}.items():
+            one.add_argument("--" + name.replace("_", "-"), **how)
+    recipe = "cluster", "set", "recipe", "wire", "algorithm"
+    command(trace, "print and draw who sends what to whom", "grid", "plot",
+            ranks={"type": COUNT, "default": 4},
+            algorithm={"choices": ALGORITHMS, "default": "ring"},
+            ranks_per_node={"type": COUNT, "help": "hierarchical; default: two nodes"})
+    command(allreduce, "time on a cluster, simulated and in closed form", "cluster", "set", "grid",
+            "plot", closed_form={"action": "store_true", "help": "simulate nothing"},
+            ranks={"type": COUNT, "required": True}, bytes={"type": SIZE, "default": 51e6},
+            across={"choices": ALGORITHMS[:3], "default": "halving_doubling"}, algorithms={
+                "nargs": "+", "choices": (*ALGORITHMS, "window", "all"), "default": ["all"]})
+    command(step, "a recipe's step and whole time", *recipe, "grid", ranks={"type": COUNT})
+    command(scaling, "efficiency over ranks", *recipe, "plot", ranks={
+        "dest": "range", "type": SPAN, "default": "4:4096", "metavar": "FIRST:LAST"})
     command(papers, "published figures beside the model's intervals")
-    command(fit, "constants from measurements", *common, ("measured", {"nargs": "+",
-            "metavar": "F.jsonl"}), ("--constants", {"nargs": "+", "default": [
-                "inside.overhead", "inside.bandwidth", "rank.add"],
-                "choices": sorted({*Cluster("abci")} - {*WHOLE})}))
     return top
 
 

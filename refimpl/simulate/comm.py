@@ -2,9 +2,6 @@
 
 Buffers are NumPy or CuPy arrays; data moves by slice assignment only, so it stays where it is.
 """
-import functools
-import operator
-
 import numpy as np
 
 
@@ -14,18 +11,18 @@ class Request:
 
     def __init__(self, comm, sends, peer, tag, data):
         self.comm, self.sends, self.peer, self.tag, self.data = comm, sends, peer, tag, data
-        self.done, self.work = None, 0.0  # clock when complete; seconds to deal with what came
-        self.asleep = False  # its rank waits for it
+        self.done = self.asleep = None  # clock when complete; does its rank wait for it?
+        self.work = 0.0  # seconds to deal with what came
 
     def Wait(self) -> bool:
         """Block until the buffer may be used again; ranks that are behind that moment go first."""
-        me, world = self.comm.me, self.comm.world
+        comm = self.comm
         if self.done is None:
             self.asleep = True
-            world.sleep(me, self)
-        elif self.work or self.done > me.clock:
-            world.wake(me, max(me.clock, self.done) + self.work)
-            world.sleep(me, self)
+            comm.world.sleep(comm.me, self)
+        elif self.work or self.done > comm.me.clock:
+            comm.world.wake(comm.me, max(comm.me.clock, self.done) + self.work)
+            comm.world.sleep(comm.me, self)
         return True
 
     def lacks(self) -> list[int]:
@@ -48,8 +45,7 @@ class Meeting:
     """A collective call in progress: what each rank brought, until the last one arrives."""
 
     def __init__(self, name: str, group: Group, first: int):
-        self.name, self.group, self.first, self.brought = name, group, first, {}
-        self.results: list = []
+        self.name, self.group, self.first, self.brought, self.results = name, group, first, {}, []
 
     def lacks(self) -> list[int]:
         return [w for r, w in enumerate(self.group.ranks) if r not in self.brought]
@@ -72,15 +68,13 @@ class Comm:
     def post(self, sends: bool, data, peer: int, tag: int) -> Request:
         """Half a message; if its other half is waiting, it moves now."""
         assert 0 <= peer < self.size, f"peer {peer} is not among ranks 0 to {self.size - 1}"
-        mine = Request(self, sends, peer, tag, data)
-        source, dest = (self.rank, peer) if sends else (peer, self.rank)
-        queue = self.world.pending[self.context, source, dest, tag]
+        mine, rank = Request(self, sends, peer, tag, data), self.rank
+        queue = self.world.pending[(self.context, rank, peer, tag) if sends else
+                                   (self.context, peer, rank, tag)]
         if not queue or queue[0].sends == sends:
             queue.append(mine)
-        elif sends:
-            move(mine, queue.popleft())
         else:
-            move(queue.popleft(), mine)
+            move(*((mine, queue.popleft()) if sends else (queue.popleft(), mine)))
         return mine
 
     def Isend(self, buf, dest, tag=0):
@@ -89,38 +83,22 @@ class Comm:
     def Irecv(self, buf, source, tag=0):
         return self.post(False, buf, source, tag)
 
-    def Send(self, buf, dest, tag=0):
-        self.post(True, buf, dest, tag).Wait()
-
-    def Recv(self, buf, source, tag=0):
-        self.post(False, buf, source, tag).Wait()
-
-    def Sendrecv(self, sendbuf, dest, sendtag, recvbuf, source, recvtag):
-        incoming = self.post(False, recvbuf, source, recvtag)
-        self.post(True, sendbuf, dest, sendtag).Wait()
-        incoming.Wait()
-
     def meet(self, name: str, value, combine):
         """Bring `value`, wait for all ranks, return this rank's entry of `combine(values)`."""
         meetings, number, world = self.group.meetings, self.calls, self.world
         self.calls += 1
-        if number not in meetings:
-            meetings[number] = Meeting(name, self.group, self.rank)
-        meeting = meetings[number]
+        meeting = meetings.setdefault(number, Meeting(name, self.group, self.rank))
         if meeting.name != name:
-            raise RuntimeError(f"calls {name} while rank {self.group.ranks[meeting.first]} calls "
-                               f"{meeting.name}")
+            first = self.group.ranks[meeting.first]
+            raise RuntimeError(f"calls {name} while rank {first} calls {meeting.name}")
         meeting.brought[self.rank] = value
-        if len(meeting.brought) < self.size:
-            world.sleep(self.me, meeting)
-        else:
-            del meetings[number]
+        if len(meeting.brought) == self.size:  # the last one, who wakes the others and itself
             meeting.results = combine([meeting.brought[r] for r in range(self.size)])
-            ranks = [world.ranks[w] for w in self.group.ranks]
-            self.me.clock = max(r.clock for r in ranks)
+            ranks = [world.ranks[w] for w in meetings.pop(number).group.ranks]
+            latest = max(rank.clock for rank in ranks)
             for rank in ranks:
-                if rank is not self.me:
-                    world.wake(rank, self.me.clock)
+                world.wake(rank, latest)
+        world.sleep(self.me, meeting)
         return meeting.results[self.rank]
 
     def Barrier(self):
@@ -131,29 +109,21 @@ class Comm:
                                    lambda values: [values[root].copy()] * self.size)
 
     def Allgather(self, sendbuf, recvbuf):
-        out = recvbuf.reshape(-1)
+        n, out = sendbuf.size, recvbuf.reshape(-1)
 
         def combine(values):
-            n, joined = len(values[0]), out.copy()
+            joined = out.copy()
             for r, value in enumerate(values):
                 joined[r * n:(r + 1) * n] = value
             return [joined] * self.size
         out[...] = self.meet("Allgather", sendbuf.reshape(-1).copy(), combine)
-
-    def Allreduce(self, sendbuf, recvbuf):
-        """The sum in rank order; sendbuf may be MPI.IN_PLACE."""
-        mine = (sendbuf if hasattr(sendbuf, "dtype") else recvbuf).reshape(-1)
-        recvbuf.reshape(-1)[...] = self.meet("Allreduce", mine.copy(), lambda values:
-                                       [functools.reduce(operator.add, values)] * self.size)
 
     def Split(self, color=0, key=0):
         """The ranks of equal color, in order of (key, rank)."""
         def combine(values):
             groups, places = {}, {}
             for _, r, c in sorted((k, r, c) for r, (c, k) in enumerate(values)):
-                if c not in groups:
-                    groups[c] = Group(self.world, [])
-                group = groups[c]
+                group = groups[c] = groups.get(c) or Group(self.world, [])
                 places[r] = group, len(group.ranks)
                 group.ranks.append(self.group.ranks[r])
             return places
@@ -164,7 +134,7 @@ class Comm:
         return self.Split(self.me.number // self.world.ranks_per_node, key)
 
     def Dup(self):
-        return self.Create_cart(self.dims) if self.dims else self.Split()
+        return self.Create_cart(self.dims)
 
     def Create_cart(self, dims, periods=None, reorder=False):
         grid = self.Split()
@@ -192,18 +162,13 @@ def move(send: Request, receive: Request) -> None:
     if world.watch:
         world.watch(here, there, data, into)
     into[...] = data
-    nbytes, waiting = data.nbytes * world.magnify, here.record.waiting
-    phase = waiting[1] if waiting else ""
-    try:
-        count = here.sent[phase]
-    except KeyError:
-        count = here.sent[phase] = [0, 0.0]
+    nbytes, note = data.nbytes * world.magnify, here.record.waiting
+    count = here.sent[note[1] if note else ""]
     count[0] += 1
     count[1] += nbytes
     if world.cost:
-        now = max(here.clock, there.clock)
         send.done, receive.done, receive.work = world.cost.transfer(
-            here.number, there.number, nbytes, now, phase)
+            here.number, there.number, nbytes, max(here.clock, there.clock), note)
     else:
         send.done = receive.done = 0.0
     if send.asleep:

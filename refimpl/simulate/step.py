@@ -1,23 +1,27 @@
 """A training step on a cluster: compute, the trainer's buckets, and what of them backward hides."""
+import functools
 import math
 
 from refimpl.collective.grid import default_shape
-from refimpl.simulate.cost import Cluster, closed_form
+from refimpl.simulate.cost import Cluster
+from refimpl.simulate.form import closed_form
 
-IMAGES, TAIL = 1_281_167, 53_120 + 4  # ImageNet's training set; batch norm's updates in float32
+IMAGES, RESNET50 = 1_281_167, ((3, 4, 6, 3), 64, 224)  # ImageNet; depth, width, side of an image
 
 
-def layers() -> list[tuple[int, int]]:
-    """(values, multiplications for one image) of ResNet-50's tensors, in order of use."""
-    made = []
+@functools.cache
+def layers(depth=RESNET50[0], width=64, side=224) -> list[tuple[int, int]]:
+    """(values, multiplications for one image) of the network's tensors, in order of use."""
+    made, channels = [], width
 
     def convolution(inputs, outputs, kernel, side):
         weights = inputs * outputs * kernel * kernel
         made.extend([(weights, weights * side * side), (outputs, 0), (outputs, 0)])
-    convolution(3, 64, 7, 112)
-    channels, side = 64, 56
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        inner = 64 << stage
+    large = side >= 100  # the stem that model.py calls "imagenet"
+    convolution(3, width, 7 if large else 3, side // 2)
+    side //= 4 if large else 2
+    for stage, blocks in enumerate(depth):
+        inner = width << stage
         for block in range(blocks):
             before, side = side, side // 2 if stage and not block else side
             convolution(channels, inner, 1, before)
@@ -26,14 +30,14 @@ def layers() -> list[tuple[int, int]]:
             if not block:
                 convolution(channels, 4 * inner, 1, side)
             channels = 4 * inner
-    return made + [(2048 * 1000, 2048 * 1000), (1000, 0)]
+    return made + [(channels * 1000, channels * 1000), (1000, 0)]
 
 
-def buckets(limit: float) -> list[tuple[int, float]]:
+def buckets(limit: float, net=RESNET50) -> list[tuple[int, float]]:
     """(values, share of backward that must be over) in the trainer's plan: neighbours in reverse
     order of use together while they fit `limit` values (gradients.plan_buckets)."""
-    made, total, done = [], sum(work for _, work in layers()), 0
-    for values, work in reversed(layers()):
+    made, total, done = [], sum(work for _, work in layers(*net)), 0
+    for values, work in reversed(layers(*net)):
         done += work
         if made and made[-1][0] + values <= limit:
             values += made.pop()[0]
@@ -41,27 +45,33 @@ def buckets(limit: float) -> list[tuple[int, float]]:
     return made
 
 
+def tail(net=RESNET50) -> int:
+    """Values reduced behind backward: batch norm's updates, as many as its parameters, and 5."""
+    return sum(values for values, work in layers(*net)[:-1] if not work) + 5
+
+
 def step(cluster: Cluster, ranks: int, plan: dict) -> dict:
-    """Seconds of a step and its parts. plan: n, algorithm, shape, across, wire (bytes)."""
-    compute = plan.get("n", 32) * cluster["compute.per_image"]
-    if ranks > 1:  # everyone waits for the slowest of `ranks` normal deviates
-        compute *= 1 + cluster["compute.spread"] * math.sqrt(2 * math.log(ranks))
-    backward, overlap = compute * cluster["compute.backward"], cluster["compute.overlap"]
-    shape, clock, spent = plan.get("shape"), 0.0, 0.0
+    """Seconds of a step and its parts. plan: n, algorithm, shape, across, wire (bytes), net."""
+    n, net, shape = plan.get("n", 32), plan.get("net", RESNET50), plan.get("shape")
+    compute = n * cluster["compute.per_image"]
+    compute *= sum(w for _, w in layers(*net)) / sum(w for _, w in layers())  # as fast each
+    # everyone waits for the slowest of `ranks` normal deviates
+    compute *= 1 + cluster["compute.spread"] * math.sqrt(2 * math.log(ranks))
+    backward, clock, spent = compute * cluster["compute.backward"], 0.0, 0.0
     if not shape or math.prod(shape) != ranks:  # the recipe's grid is for its own number of ranks
-        shape = default_shape(ranks)
-    parts = [(values * plan["wire"], share) for values, share in buckets(cluster["compute.bucket"])]
-    parts = [*parts, (4 * TAIL, 1.0)] if ranks > 1 else []
+        shape = default_shape(ranks, cluster.per_node(ranks))
+    parts = [(values * plan["wire"], share) for values, share in buckets(
+        cluster["compute.bucket"], net)] + [(4 * tail(net), 1.0)] if ranks > 1 else []
     took = {nbytes: cluster["compute.per_bucket"] + closed_form(
         cluster, plan["algorithm"], ranks, nbytes, shape, plan.get("across", "ring"))["seconds"]
         for nbytes in {nbytes for nbytes, _ in parts}}
     for nbytes, share in parts:
-        ready = compute - overlap * backward * (1 - share)
+        ready = compute - cluster["compute.overlap"] * backward * (1 - share)
         clock, spent = max(clock, ready) + took[nbytes], spent + took[nbytes]
     seconds = max(compute, clock)
     return {"seconds": seconds, "compute": compute, "allreduce": spent,
             "hidden": 1 - (seconds - compute) / spent if spent else 1.0,
-            "images_per_s": ranks * plan.get("n", 32) / seconds}
+            "images_per_s": ranks * n / seconds}
 
 
 def efficiency(cluster: Cluster, ranks: int, base: int, plan: dict) -> float:
@@ -73,18 +83,19 @@ def published(entry: dict, cluster: Cluster) -> float:
     """The model's answer for the figure that a table of published.toml states."""
     ranks, plan = entry["ranks"], entry["plan"]
     if entry["quantity"] == "ring_over_halving_doubling":
-        return step(cluster, ranks, {**plan, "across": "ring"})["allreduce"] / step(
-            cluster, ranks, plan)["allreduce"]
+        ring, halving = (step(cluster, ranks, {**plan, "across": across})["allreduce"]
+                         for across in ("ring", plan["across"]))
+        return ring / halving
     found = efficiency(cluster, ranks, entry["base"], plan)
     return found if entry["quantity"] == "efficiency" else 1 / found
 
 
 def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, float]:
     """(low, middle, high) of quantity(cluster) over the unpublished constants' ranges, and the
-    constant that alone moves it most, with how far.
-
-    The ends are sought one constant after another, the strongest first, twice round.
-    """
+    constant that alone moves it most, with how far. The ends are sought one constant after
+    another, the strongest first, twice round."""
+    if not cluster.ranges:
+        return *[quantity(cluster)] * 3, "nothing", 0.0
     alone = {name: [quantity(cluster.but(**{name: b})) for b in bounds]
              for name, bounds in cluster.ranges.items()}
     moves = {name: max(pair) - min(pair) for name, pair in alone.items()}

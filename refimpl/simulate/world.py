@@ -31,13 +31,12 @@ class Rank:
     def __init__(self, number: int):
         self.number, self.clock, self.ended = number, 0.0, False
         self.waits: Any = None  # the Request or Meeting that it sleeps on
-        self.sent: dict[str, list] = {}  # phase -> [messages, modelled bytes]
-        self.result = self.greenlet = None
+        self.sent = collections.defaultdict(lambda: [0, 0.0])  # phase -> messages, modelled bytes
         self.record: Any = None  # exchange's notes: .waiting[1:3] is (phase, round)
 
     def __str__(self):
-        waiting = self.record and self.record.waiting
-        where = f" ({waiting[1]}, round {waiting[2]})" if waiting else ""
+        note = self.record and self.record.waiting
+        where = f" ({note[1]}, round {note[2]})" if note else ""
         return f"rank {self.number}{where} waits {self.waits}"
 
 
@@ -45,39 +44,32 @@ class World:
     """All ranks of a run; `run` makes it, and returns it when every rank has ended."""
 
     def __init__(self, size, ranks_per_node, magnify, cost, watch):
-        self.ranks = [Rank(n) for n in range(size)]
-        self.ranks_per_node, self.magnify = ranks_per_node or size, magnify
-        self.cost, self.watch = cost, watch
+        self.ranks, self.ranks_per_node = [Rank(n) for n in range(size)], ranks_per_node or size
+        self.magnify, self.cost, self.watch = magnify, cost, watch
         # messages that lack their other end: (communicator, source, dest, tag) -> requests
         self.pending: dict = collections.defaultdict(collections.deque)
         self.clocks: list[float] = []  # heap of the moments at which ranks can go on,
         self.ready: dict[float, collections.deque] = {}  # and those ranks, in order of waking
         self.contexts = itertools.count()  # numbers of communicators
         self.hub, self.failed = getcurrent(), None
-
-    @property
-    def results(self) -> list:
-        """What the program returned, by rank."""
-        return [r.result for r in self.ranks]
+        self.results: list = []  # what the program returned, by rank
 
     def sent(self, rank: int, phase: str | None = None) -> tuple[int, float]:
         """(messages, modelled bytes) that `rank` sent, in one phase or in all."""
-        rows = [v for k, v in self.ranks[rank].sent.items() if phase in (None, k)]
-        return sum(r[0] for r in rows), sum(r[1] for r in rows)
+        rows = [(0, 0), *(v for k, v in self.ranks[rank].sent.items() if phase in (None, k))]
+        return tuple(map(sum, zip(*rows)))
 
     def wake(self, rank: Rank, clock: float) -> None:
         """Let a rank run again when all ranks with an earlier clock have had their turn."""
-        try:
-            self.ready[clock].append(rank)
-        except KeyError:
-            self.ready[clock] = collections.deque((rank,))
+        if clock not in self.ready:
+            self.ready[clock] = collections.deque()
             heapq.heappush(self.clocks, clock)
+        self.ready[clock].append(rank)
 
     def sleep(self, rank: Rank, why) -> None:
         """Let the others run until something wakes `rank`."""
         rank.waits = why
-        following = self.next()
-        if following is not rank.greenlet:
+        if (following := self.next()) is not rank.greenlet:
             following.switch()
 
     def next(self) -> greenlet:
@@ -85,10 +77,8 @@ class World:
         a rank started by another one would sit on top of its stack."""
         if not self.clocks:
             return self.hub
-        clock = self.clocks[0]
-        queue = self.ready[clock]
-        rank = queue[0]
-        if not rank.greenlet and getcurrent() is not self.hub:
+        queue = self.ready[clock := self.clocks[0]]
+        if not (rank := queue[0]).greenlet and getcurrent() is not self.hub:
             return self.hub
         queue.popleft()
         if not queue:
@@ -101,9 +91,9 @@ class World:
         while self.clocks and not self.failed:
             self.next().switch()
         if self.failed:
-            rank, error = self.failed
-            raise RankFailed(f"rank {rank.number} of {len(self.ranks)}: "
-                             f"{type(error).__name__}: {error}") from error
+            number, error = self.failed[0].number, self.failed[1]
+            raise RankFailed(f"rank {number} of {len(self.ranks)}: {type(error).__name__}: {error}"
+                             ) from error
         if stuck := [r for r in self.ranks if not r.ended]:
             raise Deadlock(self.who_waits(stuck))
 
@@ -141,8 +131,8 @@ def run(size: int, program: Callable, *, ranks_per_node: int | None = None, magn
 
     everyone = Group(world, list(range(size)))
     for rank in world.ranks:
-        comm = Comm(world, rank, everyone, rank.number)
-        rank.greenlet = greenlet(functools.partial(body, rank, comm))
+        rank.greenlet = greenlet(functools.partial(
+            body, rank, Comm(world, rank, everyone, rank.number)))
         world.wake(rank, 0.0)
     try:
         world.loop()
@@ -150,4 +140,5 @@ def run(size: int, program: Callable, *, ranks_per_node: int | None = None, magn
         for rank in world.ranks:
             if not rank.ended:
                 rank.greenlet.throw(GreenletExit)
+    world.results = [rank.result for rank in world.ranks]
     return world
