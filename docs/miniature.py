@@ -128,7 +128,8 @@ def table(runs):
     for recipe, lines in runs.items():
         cells = [[error(x) for x in kept(lines)],
                  [100 - 100 * statistics.median(x["train_top1"][-LAST:]) for x in kept(lines)]]
-        cells = ["{:.1f} ±{:.1f}".format(*spread(v)) if v else "-" for v in cells]
+        cells = [("-", "{:.1f}", "{:.1f} ±{:.1f}")[min(len(v), 2)].format(*spread(v or [0]))
+                 for v in cells]
         cells = [label(recipe, lines), str(lines[0]["steps"] if lines else "-"), *cells]
         rows.append(f"| {' | '.join(cells)} | {published(STUDY[recipe][1])} |")
     return "\n".join(rows)

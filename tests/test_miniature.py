@@ -1,5 +1,6 @@
 """The miniature: its recipes, its table and plots, and that the way of adding does not decide a run."""
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def test_show_says_n_below_five_and_what_diverged(tmp_path):
     text = show(tmp_path, *lines, line("mini_4k", 1, 0, "step 2: loss nan"))
     assert "| 256, the baseline | 9 | 28.0 ±1.6 | 28.0 ±1.6 | 23.60 ±0.12 (`goyal_256`) |" in text
     assert "| 1024, linear, gradual (n = 2) | 9 | 30.0 ±14.1 |" in text  # seed 1 counts once
-    assert "| 2048, linear, gradual (n = 2) (1 of 2 diverged) | 9 | 50.0 ±0.0 |" in text
+    assert "| 2048, linear, gradual (n = 2) (1 of 2 diverged) | 9 | 50.0 | 50.0 |" in text
     assert "| 4096, linear, gradual (n = 1) (1 of 1 diverged) | 9 | - | - |" in text
     assert "| 512, linear, gradual (n = 0) | - | - | - |" in text
     show(tmp_path)  # nothing yet
@@ -116,5 +117,26 @@ def test_show_says_n_below_five_and_what_diverged(tmp_path):
 def test_the_error_is_of_the_median_of_the_last_three_epochs(tmp_path):
     one = json.loads(line("mini_256", 1, .5))
     one["val_correct"][-5:], one["train_top1"][-3:] = [0, 0, 1500, 1600, 100], [.9, .1, .7]
-    assert "| 256, the baseline (n = 1) | 9 | 25.0 ±0.0 | 30.0 ±0.0 |" in show(
+    assert "| 256, the baseline (n = 1) | 9 | 25.0 | 30.0 |" in show(
         tmp_path, json.dumps(one))
+
+
+STORY = (ROOT / "docs" / "story.md").read_text(encoding="utf-8")
+SHOWN = [m for block in re.findall(r"```\n(\$ .*?)```", STORY, re.S)
+         for m in re.findall(r"^\$ (.*)\n((?:[^$].*\n)+)", block, re.M)]
+
+
+@pytest.mark.parametrize("command, output", SHOWN, ids=[command for command, _ in SHOWN])
+def test_the_story_shows_what_its_commands_print(command, output):
+    job = subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], cwd=ROOT,
+                         capture_output=True, text=True, timeout=60)
+    assert job.returncode == 0 and job.stdout == output, job.stderr
+
+
+def test_the_story_has_the_table_of_the_results_and_its_pictures_exist(tmp_path):
+    results = (ROOT / "docs" / "results.jsonl").read_text().splitlines()
+    assert show(tmp_path, *results) in STORY
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", STORY):
+        assert (ROOT / "docs" / picture).is_file(), picture
+    for link in re.findall(r"[^!]\[.*?\]\(([\w./]+)\)", STORY):
+        assert (ROOT / "docs" / link).is_file(), link
