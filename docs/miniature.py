@@ -9,8 +9,7 @@ Fixed before the first run, from one timed pilot with seed 100 (results in docs/
  * Goyal's 90 epochs, his decay and his warm-up divided by five; his 0.1 per 256, not the best here;
  * sizes 256 to 4096; Goyal's rules are compared at 1024, the largest that holds, Mikami's at 4096
    (first meant: Goyal's at 2048; its first run, seed 1, did not hold, so they were moved);
- * error = 100 % - median of validation top-1 over the last 3 epochs (Goyal: 5 of 90); mean and
-   sample standard deviation over seeds 1 to 5.
+ * error: 100 % - median of validation top-1 over the last 3 epochs (Goyal: 5 of 90); seeds 1 to 5.
 """
 import argparse
 import json
@@ -164,7 +163,8 @@ def plot_curves(runs, axes, title, recipes):
         axes.plot(x, [m for m, _ in points], dashes, marker=marker, color=grey, ms=4,
                   lw=1.3 if marker else 4, label=label(recipe, runs[recipe]))
         axes.fill_between(x, low, high, color=grey, alpha=0.15, lw=0)
-    axes.set(title=title, xlabel="epoch", ylabel="training error, %", xticks=range(0, 19, 3))
+    axes.set(title=title, xlabel="epoch", ylabel="training error, %", xticks=range(0, 19, 3),
+             ylim=(30, 125), yticks=range(40, 101, 20))
     axes.legend(fontsize=8)
 
 
