@@ -112,7 +112,7 @@ class Gradients:
 
     def convert(self, stop: int) -> None:
         """Exact sums: add this worker's values up to `stop` as integers; they are then zero again."""
-        if not self.exact:
+        if not self.exact or self.converted == stop:
             return
         limit, bad = RANGE / self.workers, 0
         part = slice(self.converted, stop)

@@ -23,7 +23,7 @@ SEGMENT = 1 << 20  # bytes, the longest message: with more ranks than cores each
 
 def segment(nbytes: int) -> int:
     """Bytes of a chunk's segments: links must not run dry for long while the last one is added."""
-    return min(SEGMENT, max(SEGMENT // 4, nbytes // 8))
+    return SEGMENT if 4 * nbytes <= SEGMENT else min(SEGMENT, max(SEGMENT // 4, nbytes // 8))
 
 
 class Traffic:
@@ -93,8 +93,8 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
     record, start = traffic(), time.monotonic()
     record.waiting = (start, phase, turn, comm, to, source)
     direct = not wire and not buffers.staged(recv if send is None else send)
-    outgoing, incoming = (() if side is None else buffers.pieces(side, segment(side.nbytes))
-                          for side in (send, recv))  # who sends and who receives cut alike
+    outgoing = () if send is None else buffers.pieces(send, segment(send.nbytes))
+    incoming = () if recv is None else buffers.pieces(recv, segment(recv.nbytes))  # cut alike
     leaving, arriving = [], None
     for k, (out, into) in enumerate(itertools.zip_longest(outgoing, incoming)):
         if len(leaving) == 2:
@@ -115,9 +115,9 @@ def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", tu
         _finish(record, *arriving, add)
     for request in leaving:
         record.wait(request)
-    record.waiting = None
-    sent = 0 if send is None else send.size * (2 if wire else send.itemsize)
+    record.waiting, sent = None, 0
     if send is not None:
+        sent = send.size * (2 if wire else send.itemsize)
         record.count(phase, sent)
     if record.timeline is not None:
         record.timeline.append((phase, turn, to, source, sent, start, time.monotonic()))
