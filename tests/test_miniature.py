@@ -1,6 +1,7 @@
 """The miniature: its recipes, its table and plots, and that the way of adding does not decide a run."""
 import json
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -128,7 +129,7 @@ SHOWN = [m for block in re.findall(r"```\n(\$ .*?)```", STORY, re.S)
 
 @pytest.mark.parametrize("command, output", SHOWN, ids=[command for command, _ in SHOWN])
 def test_the_story_shows_what_its_commands_print(command, output):
-    job = subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], cwd=ROOT,
+    job = subprocess.run(["bash", "-c", command.replace("python", shlex.quote(sys.executable), 1)], cwd=ROOT,
                          capture_output=True, text=True, timeout=60)
     assert job.returncode == 0 and job.stdout == output, job.stderr
 
