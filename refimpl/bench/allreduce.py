@@ -6,6 +6,7 @@ All algorithms take turns within each repetition, so that a busy machine harms t
 `traffic` is the bound in shared memory: every rank reads and writes as many bytes as the buffer has.
 """
 import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -145,6 +146,7 @@ def gloo(comm):
         name = "127.0.0.1" if bytes(host) == mine else bytes(host).rstrip(b"\0").decode()
         client = server if comm.rank == 0 else dist.TCPStore(name, int(store[0]), is_master=False)
         dist.init_process_group("gloo", store=client, rank=comm.rank, world_size=comm.size)
+        atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
     return lambda buffer: dist.all_reduce(torch.from_numpy(buffer))
 
 
