@@ -10,7 +10,6 @@ from torch import nn
 
 from refimpl import checkpoint, choice, config, device, evaluate
 from refimpl.collective import allreducer, guard
-from refimpl.collective.grid import split_by_node
 from refimpl.data.index import open_index
 from refimpl.data.loader import stream
 from refimpl.data.order import epoch_order, minibatch, share
@@ -90,7 +89,8 @@ class Run:
                 if isinstance(module, nn.BatchNorm2d):
                     module.momentum = 1.0
         grid = None if s.grid == "auto" else tuple(int(side) for side in s.grid.split("x"))
-        one_cpu_node = self._one_cpu_node()
+        # where adding and computing share the same cores, nothing can hide behind anything
+        one_cpu_node = device.one_node(self.comm) and self.device.type == "cpu"
         bucket = s.bucket_mb * 1e6 or choice.bucket_bytes(self.comm.size)
         name = s.allreduce if s.allreduce != "auto" else "torus" if grid else choice.algorithm(
             self.comm.size, bucket, one_cpu_node)
@@ -116,13 +116,6 @@ class Run:
         self.scale = LossScale(s.loss_scale, max(b.workers for b in s.in_bands()),
                                s.precision == "fp16" or wire == "float16")
         self.loss = nn.CrossEntropyLoss(label_smoothing=s.label_smoothing, reduction="sum")
-
-    def _one_cpu_node(self) -> bool:
-        """Where adding and computing share the same cores, nothing can hide behind anything."""
-        node = split_by_node(self.comm)
-        alone = node.size == self.comm.size and self.device.type == "cpu"
-        node.Free()
-        return alone
 
     def _storage(self, values: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeroed memory for the sums; on a CPU where the algorithm likes it (a shared window)."""

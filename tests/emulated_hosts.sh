@@ -8,7 +8,11 @@
 set -euo pipefail
 net=10.87.0 name=refimpl
 
-limit() { "$@" root tbf rate "$rate" burst 128kb latency 100ms; }
+limit() {  # HOST RATE: its link, out of the host and into it
+    local tbf="root tbf rate $2 burst 128kb latency 100ms"
+    tc -n $name-"$1" qdisc replace dev $name-e"$1" $tbf
+    tc qdisc replace dev $name-v"$1" $tbf
+}
 
 case "${1:-}" in
 up)
@@ -23,15 +27,11 @@ up)
         ip -n $name-$i addr add $net.$i/24 dev $name-e$i
         ip -n $name-$i link set $name-e$i up
         ip -n $name-$i link set lo up
-        limit tc -n $name-$i qdisc replace dev $name-e$i   # out of the host
-        limit tc qdisc replace dev $name-v$i               # into the host
+        limit "$i" "$rate"
     done ;;
 cut) ip link set $name-v"$2" down ;;
 kill) ip netns pids $name-"$2" | xargs -r kill -9 ;;
-slow)
-    i=$2 rate=$3
-    limit tc -n $name-$i qdisc replace dev $name-e$i
-    limit tc qdisc replace dev $name-v$i ;;
+slow) limit "$2" "$3" ;;
 down)
     for host in $(ip netns list | awk -v n=$name- 'index($1, n) == 1 {print $1}'); do
         ip netns pids "$host" | xargs -r kill -9  # what still runs there would keep its links

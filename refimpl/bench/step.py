@@ -21,8 +21,8 @@ from torch import nn
 
 from .. import choice
 from ..collective import allreducer
-from ..collective.grid import split_by_node
 from ..collective.guard import Watchdog
+from ..device import one_node
 from ..errors import UsageError
 from ..gradients import Gradients
 from ..model import ResNet, initialise, undecayed
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(args.threads)
     from mpi4py import MPI
     comm, rows = MPI.COMM_WORLD, []
-    args.one_node = split_by_node(comm).size == comm.size
+    args.one_node = one_node(comm)
     with Watchdog(args.timeout):
         for size, n in args.sizes:
             for precision in args.precision:
