@@ -42,21 +42,25 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
+def _text(name: str, path: pathlib.Path) -> str:
+    """What stands in the recipe's file; UsageError: no such file, or nothing to read whole."""
+    try:
+        whole = path.is_file() and path.stat().st_size < 1 << 20  # a pipe would hang
+        if whole or not path.exists():
+            return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())}; --list-recipes shows "
+                         "all, or give a path to a .toml file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"recipe {name!r} cannot be read: {error}") from None
+    raise UsageError(f"recipe {name!r} is no file of less than 1 MiB")
+
+
 def load_recipe(name: str, _above: tuple[pathlib.Path, ...] = ()) -> Recipe:
     """Read a recipe over its base. UsageError: unknown name or key, missing tag, cyclic base."""
     folder = _above[-1].parent if _above else pathlib.Path()
     path = folder / name if name.endswith(".toml") else RECIPES / f"{name}.toml"
-    try:
-        if path.exists() and not (path.is_file() and path.stat().st_size < 1 << 20):
-            raise UsageError(f"recipe {name!r} is no file of less than 1 MiB")  # a pipe would hang
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())}; --list-recipes shows "
-                         "all, or give a path to a .toml file") from None
-    except UsageError:
-        raise
-    except (OSError, ValueError) as error:
-        raise UsageError(f"recipe {name!r} cannot be read: {error}") from None
+    text = _text(name, path)
     path = path.resolve()
     if path in _above:
         raise UsageError(f"recipe {name!r}: its base leads back to itself; remove one `base`")

@@ -42,7 +42,8 @@ class Run:
         self._open_data()
         self.schedule = Schedule(settings, len(self.train_images))
         self.timeline = None
-        self._build()
+        self._build_network()
+        self._build_step()
         self.step, self.saved = 0, time.monotonic()
         self.batches, self.order, self.told = None, (None, None), set()
         resumed = checkpoint.resume(self) if settings.resume else None
@@ -73,7 +74,7 @@ class Run:
             raise UsageError(f"--classes {self.classes}, but the data has "
                              f"{len(self.train_images.classes)}: leave it out")
 
-    def _build(self) -> None:
+    def _build_network(self) -> None:
         s = self.settings
         side = -(-s.image_size // ((4 if s.stem == "imagenet" else 2) << len(s.depth) - 1))
         if s.n == 1 and side == 1:
@@ -88,6 +89,10 @@ class Run:
             for module in self.model.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     module.momentum = 1.0
+
+    def _build_step(self) -> None:
+        """Gradients, their sum, the update."""
+        s = self.settings
         grid = None if s.grid == "auto" else tuple(int(side) for side in s.grid.split("x"))
         # where adding and computing share the same cores, nothing can hide behind anything
         one_cpu_node = device.one_node(self.comm) and self.device.type == "cpu"
