@@ -180,7 +180,7 @@ def pictures(runs, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = argparse.ArgumentParser(usage=__doc__.replace("%", "%%"))
     parser.add_argument("command", choices=("run", "show"))
     parser.add_argument("--results", type=pathlib.Path, default=DOCS / "results.jsonl")
     parser.add_argument("--data", default="mini.zip", help="run: the packed images")

@@ -18,9 +18,9 @@ class StopSignal:
     def __init__(self) -> None:
         self.asked = False
 
-    def listen(self) -> None:
+    def listen(self, signals=signals) -> None:
         """Again after MPI has started: some MPIs take signals for themselves."""
-        for number in self.signals:
+        for number in signals:
             signal.signal(number, self._hear)
 
     def _hear(self, number, frame) -> None:

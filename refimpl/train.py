@@ -7,7 +7,9 @@
 
     mpirun -np N python -m refimpl.train [--recipe NAME] [--setting value ...]
 """
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -59,8 +61,8 @@ def train_step(run, moment: Moment) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, then train. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped on request."""
-    stop, problem = StopSignal(), None
-    stop.listen()
+    stop, problem, patience = StopSignal(), None, 60.0
+    stop.listen([signal.SIGUSR1])  # the others end a start of MPI that waits for ever
     sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
     try:
         settings, flags = config.parse(sys.argv[1:] if argv is None else argv)
@@ -68,13 +70,17 @@ def main(argv: list[str] | None = None) -> int:
             if device.rank_hint(os.environ) in (0, None):
                 print(launch.describe(settings, flags))
             return 0
+        patience = settings.timeout
     except UsageError as error:
         problem = error
+    faulthandler.dump_traceback_later(patience, exit=True, file=sys.__stderr__)
     try:
-        from mpi4py import MPI
+        from mpi4py import MPI  # starts it, with all ranks, or waits for those that do not come
     except ImportError as error:
         print(f"refimpl.train: {problem or error}", file=sys.stderr)
         return 2
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     stop.listen()
     comm = MPI.COMM_WORLD
     try:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from refimpl.bench.allreduce import grid, row, sizes, slowest
+from refimpl.bench.allreduce import grid, parse, row, sizes, slowest
 from refimpl.errors import UsageError
 from tests.mpi import flavours, mpirun
 
@@ -47,6 +47,15 @@ def test_all_algorithms_beside_mpi_and_gloo(mpi, tmp_path):
     proposal = job.stdout.splitlines()[-1]
     assert f"(2, 4096, '{ours[4096]}'), (2, 32768, '{ours[32768]}')" in proposal
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("wrong", [
+    ["--repeats", "0"], ["--warmup", "-1"], ["--json", "/nowhere/rows"], ["--plot", "/nowhere/p.png"],
+    ["--plot", "picture.exe"], ["--sizes", "0"], ["--sizes", "5"], ["--sizes", "64K:1K"],
+    ["--wire", "float16", "--algorithms", "mpi"]])
+def test_what_cannot_be_measured_or_kept_is_refused_before_measuring(wrong):
+    with pytest.raises(UsageError):
+        parse(wrong)
 
 
 def test_a_wrong_word_is_one_line_and_code_2():

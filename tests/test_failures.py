@@ -412,3 +412,17 @@ def test_a_run_writes_below_its_folder_only(data, tmp_path):
     assert {file.name for file in here.iterdir()} <= {"plots"}  # matplotlib's list of fonts
     bad = mpirun(MPIS[0], 1, "-m", "refimpl.train", *SMALL, "--name", "../x", "--out", str(out))
     assert bad.returncode == 2 and len(list(tmp_path.iterdir())) == 2, bad.stderr
+
+
+ELSEWHERE = """
+import os, sys, refimpl.train
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+sys.exit(refimpl.train.main(sys.argv[1:] + ["--dry-run"] * (rank == 2)))
+"""
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_rank_that_never_starts_mpi_does_not_leave_the_others_waiting(mpi, tmp_path):
+    job = mpirun(mpi, 3, "-c", ELSEWHERE, "--out", str(tmp_path), "--timeout", "4", timeout=60)
+    assert job.returncode not in (0, 124), job.stderr
+    assert not list(tmp_path.iterdir())

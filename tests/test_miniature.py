@@ -39,6 +39,13 @@ def test_the_list_is_complete():
     assert set(listed.stdout.decode().split()) == set(MINI), listed.stderr
 
 
+def test_the_script_tells_how_it_is_called():
+    for words, code in (["--help"], 0), (["shew"], 2):
+        job = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True,
+                             env={"PYTHONPATH": str(ROOT)})
+        assert job.returncode == code and "miniature.py show" in job.stdout + job.stderr
+
+
 @pytest.mark.parametrize("name", MINI)
 def test_a_recipe_is_the_papers_divided_by_five(name):
     steps, sizes, rate = MINI[name]

@@ -60,10 +60,19 @@ def parse(argv):
     parser.add_argument("--json", metavar="F", help="append a line per measurement")
     parser.add_argument("--plot", metavar="F", help="draw busbw over bytes (PNG, SVG or PDF)")
     args = parser.parse_args(argv)
+    if args.repeats < 1 or args.warmup < 0:
+        raise UsageError(f"--repeats {args.repeats} --warmup {args.warmup}: at least 1 and 0")
+    for path in filter(None, (args.json, args.plot)):  # before anything is measured
+        if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
+            raise UsageError(f"{path}: cannot be written; give a file in a folder that exists")
+    if args.plot and not args.plot.endswith((".png", ".svg", ".pdf")):
+        raise UsageError(f"--plot {args.plot}: a .png, .svg or .pdf")
     args.sizes = [size // 4 for size in sizes(args.sizes)]
     args.grid = grid(args.grid)
     if args.wire:
         args.algorithms = [a for a in args.algorithms if a not in ("mpi", "gloo")]
+        if not args.algorithms:
+            raise UsageError("--wire: mpi and gloo have none; name another algorithm")
     return args
 
 
@@ -74,6 +83,8 @@ def sizes(text: str) -> list[int]:
         raise UsageError(f"--sizes {text!r}: write bytes as 64K, 102228128 or 4K:128M")
     unit = {"": 1, "K": 1 << 10, "M": 1 << 20}
     first, last = (int(end[1]) * unit[end[2]] for end in (ends[0], ends[-1]))
+    if not 4 <= first <= last or first % 4 or last % 4:
+        raise UsageError(f"--sizes {text!r}: whole float32 values, 4 bytes each, the smaller size first")
     steps = []
     while first < last:
         steps.append(first)

@@ -54,9 +54,10 @@ OPTIONS = {
 
 
 def check_grid(grid, algorithms, ranks: int) -> None:
-    if grid and ("torus" not in algorithms or math.prod(grid) != ranks):
-        raise UsageError(f"--grid {grid}: is for a torus of {ranks} ranks, and holds "
-                         f"{math.prod(grid)}; leave it out for {' '.join(algorithms)}")
+    if grid and "torus" not in algorithms:
+        raise UsageError(f"--grid {grid}: is for a torus; leave it out for {' '.join(algorithms)}")
+    if grid and math.prod(grid) != ranks:
+        raise UsageError(f"--grid {grid}: a torus of {math.prod(grid)} ranks, not of {ranks}")
 
 
 def trace(settings) -> None:
