@@ -20,7 +20,7 @@ from refimpl.model import batch_norms
 TAIL = ("loss", "correct", "save", "stop", "overflow")
 QUANTUM = 2.0**-48  # of --sum exact: float32 values above 2^-25 are exact
 RANGE = 2.0**15  # |sum| below this fits int64 in units of the quantum
-PIECE = 1 << 15  # values converted at a time on a CPU: what is read twice stays in the cache
+PIECE = 1 << 16  # values converted at a time on a CPU: what is read twice stays in the cache
 
 
 def as_array(tensor: Tensor):
@@ -91,12 +91,12 @@ class Gradients:
         """Take the batch norms' present buffers as the common ones (after loading a file)."""
         self.common.copy_(self.running)
 
-    def clear(self, workers: int, kn: int) -> None:
-        """Start a step of `workers` workers and kn samples."""
-        self.workers, self.kn, self.last = workers, kn, False
-        self.summed.zero_()
-        if self.exact:
-            self.flat.zero_()
+    def clear(self, workers: int, kn: int, idle: bool = False) -> None:
+        """Start a step of `workers` workers and kn samples; idle: this rank plays none of them."""
+        self.workers, self.kn, self.last, self.first, self.bad = workers, kn, False, True, 0
+        self.flat.zero_()
+        if self.exact and idle:  # otherwise the first worker writes over what was there
+            self.summed.zero_()
 
     def begin_worker(self, last: bool = False) -> None:
         """Every worker starts from the common running statistics. last: of this rank, this step."""
@@ -109,22 +109,24 @@ class Gradients:
         self.tail[0] += loss.detach()
         self.tail[1] += correct / self.kn
         self.convert(len(self.flat))
+        if self.exact:
+            self.first, self.summed[-1] = False, self.bad
 
     def convert(self, stop: int) -> None:
         """Exact sums: add this worker's values up to `stop` as integers; they are then zero again."""
         if not self.exact or self.converted == stop:
             return
-        limit, bad = RANGE / self.workers, 0
+        limit = RANGE / self.workers
         part = slice(self.converted, stop)
         for flat, summed in zip(self.flat[part].split(self.piece), self.summed[part].split(self.piece)):
             low, high = torch.aminmax(flat)
             if not (-limit < low and high < limit):  # out of range, or NaN
                 outside = ~(flat.abs() < limit)
-                bad = bad + outside.sum()
+                self.bad = self.bad + outside.sum()
                 flat.masked_fill_(outside, 0)
-            summed.add_(flat.mul_(1 / QUANTUM).round_().long())  # a power of two: exact in float32
+            flat.mul_(1 / QUANTUM).round_()  # a power of two: exact in float32
+            summed.copy_(flat) if self.first else summed.add_(flat.long())
             flat.zero_()
-        self.summed[-1] += bad
         self.converted = stop
 
     def wish(self, name: str) -> None:

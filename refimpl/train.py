@@ -38,8 +38,9 @@ def train(settings: config.Settings, comm, stop: StopSignal) -> int:
 def train_step(run, moment: Moment) -> dict[str, float]:
     """One minibatch of kn samples; returns mean loss and top-1 over all of it, on every rank."""
     gradients, scale = run.gradients, run.scale
-    gradients.clear(moment.workers, moment.kn)
-    for worker in (mine := run.workers(moment)):
+    mine = run.workers(moment)
+    gradients.clear(moment.workers, moment.kn, idle=not mine)
+    for worker in mine:
         images, labels = run.next_batch()
         gradients.begin_worker(last=worker == mine[-1])
         with run.clock("forward"), run.autocast():
