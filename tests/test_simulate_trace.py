@@ -92,5 +92,5 @@ def test_the_command_prints_and_draws(tmp_path):
 
 def test_a_grid_that_does_not_fit_is_one_line_and_code_2():
     done = command("trace", "--ranks", "6", "--algorithm", "torus", "--grid", "2x2")
-    assert done.returncode == 2 and "(2, 2): is for a torus of 6 ranks" in done.stderr
+    assert done.returncode == 2 and "(2, 2): a torus of 4 ranks, not of 6" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -49,7 +49,7 @@ class World:
         # messages that lack their other end: (communicator, source, dest, tag) -> requests
         self.pending: dict = collections.defaultdict(collections.deque)
         self.clocks: list[float] = []  # heap of the moments at which ranks can go on,
-        self.ready: dict[float, collections.deque] = {}  # and those ranks, in order of waking
+        self.ready: dict[float, list] = {}  # and those ranks: who woke last goes first, caches are warm
         self.contexts = itertools.count()  # numbers of communicators
         self.hub, self.failed = getcurrent(), None
         self.results: list = []  # what the program returned, by rank
@@ -62,7 +62,7 @@ class World:
     def wake(self, rank: Rank, clock: float) -> None:
         """Let a rank run again when all ranks with an earlier clock have had their turn."""
         if clock not in self.ready:
-            self.ready[clock] = collections.deque()
+            self.ready[clock] = []
             heapq.heappush(self.clocks, clock)
         self.ready[clock].append(rank)
 
@@ -78,9 +78,9 @@ class World:
         if not self.clocks:
             return self.hub
         queue = self.ready[clock := self.clocks[0]]
-        if not (rank := queue[0]).greenlet and getcurrent() is not self.hub:
+        if not (rank := queue[-1]).greenlet and getcurrent() is not self.hub:
             return self.hub
-        queue.popleft()
+        queue.pop()
         if not queue:
             del self.ready[heapq.heappop(self.clocks)]
         rank.clock = clock
@@ -130,7 +130,7 @@ def run(size: int, program: Callable, *, ranks_per_node: int | None = None, magn
         rank.ended = True
 
     everyone = Group(world, list(range(size)))
-    for rank in world.ranks:
+    for rank in reversed(world.ranks):  # rank 0 goes first
         rank.greenlet = greenlet(functools.partial(
             body, rank, Comm(world, rank, everyone, rank.number)))
         world.wake(rank, 0.0)
