@@ -23,7 +23,7 @@ SEGMENT = 1 << 20  # bytes, the longest message: with more ranks than cores each
 
 def segment(nbytes: int) -> int:
     """Bytes of a chunk's segments: links must not run dry for long while the last one is added."""
-    return SEGMENT if nbytes <= SEGMENT else min(SEGMENT, max(SEGMENT // 4, nbytes // 8))
+    return SEGMENT if nbytes <= SEGMENT else min(SEGMENT, max(SEGMENT // 4, nbytes // 16))
 
 
 class Traffic:
