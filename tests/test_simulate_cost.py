@@ -57,9 +57,9 @@ def test_leaves_share_an_uplink():
 
 def test_adding_one_segment_hides_behind_sending_the_next():
     segment = 1 << 20
-    alone, _ = both(flat(), "ring", 2, 16 * segment)
-    assert alone == pytest.approx(16 * segment / 1e6)
-    for seconds in both(flat(rank__add=2e6), "ring", 2, 16 * segment):
+    alone, _ = both(flat(), "ring", 2, 32 * segment)
+    assert alone == pytest.approx(32 * segment / 1e6)
+    for seconds in both(flat(rank__add=2e6), "ring", 2, 32 * segment):
         assert seconds == pytest.approx(alone + segment / 2e6, rel=1e-3)  # the last one alone
 
 
@@ -211,6 +211,7 @@ def test_the_commands_answer(command, tmp_path):
     (["allreduce --ranks 4 --set x", "step --set between.latency=fast"], "NAME=VALUE"),
     (["trace --ranks 5 --algorithm ring --grid 2x3", "trace --ranks 6 --algorithm ring --grid 2x3",
       "allreduce --ranks 6 --grid 2x2", "step --ranks 8 --grid 2x3"], "torus"),
+    (["trace --ranks-per-node 2", "trace --algorithm torus --ranks-per-node 2"], "knows no nodes"),
     (["trace --grid 2", "trace --grid 0x4", "trace --grid 2x"], "ROWSxCOLUMNS"),
     (["trace --ranks 100 --plot x.png", "trace --ranks 1000"], "at most 16 in a picture"),
     (["trace --plot /nonexist/x.png", "trace --plot x.jpeg2", "scaling --plot /nonexist/x.png"],
@@ -232,6 +233,11 @@ def test_what_a_user_gives_wrong_is_one_line_and_code_2(command, tmp_path, line,
 def test_the_last_node_may_have_fewer_ranks(command, across):
     code, out, _ = command("allreduce", "--ranks", "7", "--across", across, "--algorithms", "all")
     assert code == 0 and all(f"\n{name} " in out for name in ALGORITHMS)
+
+
+def test_one_rank_waits_for_nothing(command):
+    code, out, _ = command("step", "--ranks", "1")
+    assert code == 0 and out.count("mostly nothing]") == 2
 
 
 def test_a_step_of_another_network_says_so(command):

@@ -94,3 +94,10 @@ def test_a_grid_that_does_not_fit_is_one_line_and_code_2():
     done = command("trace", "--ranks", "6", "--algorithm", "torus", "--grid", "2x2")
     assert done.returncode == 2 and "(2, 2): a torus of 4 ranks, not of 6" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", ["simulate trace --ranks 64", "oracle gen --family sizes --ranks 6"])
+def test_a_reader_who_has_seen_enough_ends_it_without_a_traceback(line):
+    job = subprocess.run(f"'{sys.executable}' -m refimpl.{line} | head -1", shell=True,
+                         capture_output=True, text=True)
+    assert job.stdout.count("\n") == 1 and not job.stderr

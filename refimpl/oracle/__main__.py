@@ -22,6 +22,7 @@ import dataclasses
 import itertools
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -194,4 +195,5 @@ VERBS = {  # function, fewest and most paths
     "state": (lambda o: trainer.state(o.paths), 2, 2)}
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # | head
     sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,7 @@ import argparse
 import math
 import os
 import pathlib
+import signal
 import sys
 
 import numpy as np
@@ -62,6 +63,8 @@ def check_grid(grid, algorithms, ranks: int) -> None:
 
 def trace(settings) -> None:
     check_grid(settings.grid, [settings.algorithm], settings.ranks)
+    if settings.ranks_per_node and settings.algorithm != "hierarchical":
+        raise UsageError(f"--ranks-per-node: {settings.algorithm} knows no nodes; leave it out")
     if settings.ranks > (16 if settings.plot else 128):
         raise UsageError(f"--ranks {settings.ranks}: at most 16 in a picture, 128 in a table")
     made = drawing.Trace(settings.algorithm, settings.ranks, settings.grid, settings.ranks_per_node)
@@ -195,4 +198,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # | head
     sys.exit(main())

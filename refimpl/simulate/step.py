@@ -106,4 +106,5 @@ def interval(cluster: Cluster, quantity) -> tuple[float, float, float, str, floa
             end, bound = choose((quantity(at.but(**{name: b})), b) for b in cluster.ranges[name])
             at = at.but(**{name: bound})
         ends.append(end)
-    return ends[0], quantity(cluster), ends[1], order[0], moves[order[0]]
+    most = order[0] if moves[order[0]] else "nothing"
+    return ends[0], quantity(cluster), ends[1], most, moves[order[0]]
