@@ -110,9 +110,7 @@ def parse(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
     recipe = load_recipe(given.get("recipe", "demo"))
     if recipe.values.get("bands") and "bands" not in given and {"workers", "n"} & set(given):
         raise UsageError(f"recipe {recipe.name} sets its minibatch in bands: change --bands")
-    flags = argparse.Namespace(dry_run=known.dry_run, json=known.json,
-                               list_recipes=known.list_recipes)
-    return complete(Settings(**{**recipe.values, **given})), flags
+    return complete(Settings(**{**recipe.values, **given})), known
 
 
 def complete(s: Settings) -> Settings:
@@ -143,7 +141,8 @@ def _together(s: Settings) -> None:
     if s.wire != "none" and s.allreduce == "mpi":
         raise UsageError(f"--wire {s.wire} cannot go with --allreduce mpi, which has no 16-bit wire: "
                          "choose another algorithm")
-    if s.grid != "auto" and s.allreduce not in ("auto", "torus"):
+    if s.grid != "auto" and s.allreduce not in ("auto", "torus") and (
+            s.allreduce, s.across) != ("hierarchical", "torus"):
         raise UsageError(f"--grid {s.grid} with --allreduce {s.allreduce}, which has none: leave one out")
     if s.loss_scale and math.frexp(s.loss_scale)[0] != 0.5:
         raise UsageError(f"--loss-scale {s.loss_scale:g}: a power of two (0: automatic), so that "
@@ -194,11 +193,9 @@ def _parser() -> argparse.ArgumentParser:
                        ("--json", "with --dry-run: for programs"),
                        ("--list-recipes", "print the recipes and stop")):
         parser.add_argument(flag, action="store_true", default=False, help=text)
-    groups = {}
+    groups = functools.cache(parser.add_argument_group)
     for name, f in FIELDS.items():
-        group = groups.setdefault(f.metadata["group"], None) or parser.add_argument_group(
-            f.metadata["group"])
-        groups[f.metadata["group"]] = group
+        group = groups(f.metadata["group"])
         text = f.metadata["help"].replace("%", "%%")
         if isinstance(f.default, bool):
             group.add_argument(option(name), action=argparse.BooleanOptionalAction,

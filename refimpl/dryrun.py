@@ -40,16 +40,13 @@ def _band(s, recipe: Recipe, schedule: Schedule, stage) -> dict:
             "grid": grid_of(s, recipe) if s.allreduce in ("auto", "torus") else None}
 
 
-def grid_of(s: Settings, recipe: Recipe, ranks: int | None = None) -> str | None:
-    """The grid given, the published one, or the default for that many GPUs; None: not known yet."""
-    gpus = recipe.hardware.get("gpus", {"value": None})["value"]
-    if s.grid != "auto" or not (ranks or gpus):
+def grid_of(s: Settings, recipe: Recipe) -> str | None:
+    """The grid given, the published one, or the default for its GPUs; None: not known yet."""
+    known = {name: entry["value"] for name, entry in recipe.hardware.items()}
+    if s.grid != "auto" or "gpus" not in known:
         return s.grid if s.grid != "auto" else None
-    if "grid" in recipe.hardware and ranks in (None, gpus):
-        return recipe.hardware["grid"]["value"]
     from refimpl.collective.grid import default_shape
-    return "x".join(map(str, default_shape(
-        ranks or gpus, recipe.hardware.get("per_node", {"value": None})["value"])))
+    return known.get("grid") or "x".join(map(str, default_shape(known["gpus"], known.get("per_node"))))
 
 
 def _epoch(schedule: Schedule, epoch: int) -> dict:

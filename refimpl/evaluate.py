@@ -10,8 +10,8 @@ from refimpl.data.order import share
 from refimpl.gradients import as_array
 from refimpl.model import batch_norms
 
-STATISTICS_UNIT = 2.0**-36  # recomputed statistics likewise
 LOSS_UNIT = 2.0**-20  # the loss is added as integers too, so that the order cannot matter
+STATISTICS_UNIT = 2.0**-36  # recomputed statistics likewise
 RECOMPUTE_SAMPLES = 8192  # of the training set, for batch_norm = "recomputed"
 
 

@@ -1,7 +1,7 @@
 """One flat buffer per rank: what the workers add up, and how it is summed over the ranks.
 
     | gradients, in reverse order of use | batch-norm updates | loss correct save stop overflow |
-    |<- bucket ->|<- bucket ->| ...      |<-------- last bucket, always float32 -------------->|
+    |<- bucket ->|<- bucket ->| ...      |<-------- last bucket, never on a 16-bit wire ------->|
 
 Every parameter's .grad is a view of it, so backward writes where the allreduce reads. The
 workers of a rank add in worker order; the ranks add as the algorithm's order says (oracle/spec).
@@ -52,7 +52,7 @@ class Gradients:
     """The flat buffer of `model`. Per step: clear, then per worker begin, backward, end; reduce.
 
     sum_ "exact" adds each worker's buffer as int64 in units of 2^-48, so that no order of
-    adding can change the result. `storage(values)` may give the memory (a shared window).
+    adding can change the result. `storage(values, dtype)` may give the memory (a shared window).
     """
 
     def __init__(self, model: nn.Module, bucket_values: int = 1 << 62, wire: str | None = None,
@@ -135,13 +135,14 @@ class Gradients:
 
     def reduce(self, allreduce: Callable, scale: float = 1.0) -> dict[str, float]:
         """Sum every bucket over the ranks, one after another, after backward: the naive twin of
-        `overlap.Overlap`. `allreduce(array, wire)` sums in place. Returns the tail's sums."""
+        `overlap.Overlap`. `allreduce(array, wire, name=)` sums in place. Returns the tail's sums."""
         for bucket in self.buckets:
             self.reduce_bucket(bucket, allreduce)
         return self.finish(scale)
 
     def reduce_bucket(self, bucket: Bucket, allreduce: Callable) -> None:
-        allreduce(as_array(self.summed[bucket.start:bucket.stop]), bucket.wire)
+        allreduce(as_array(self.summed[bucket.start:bucket.stop]), bucket.wire,
+                  name=f"{bucket.start}:{bucket.stop}")
 
     def finish(self, scale: float) -> dict[str, float]:
         """Sums to float32, loss scale off (a power of two); returns the tail by name.

@@ -97,9 +97,6 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 def undecayed(model: nn.Module, decay_bias: bool = True) -> set[str]:
     """Names of the parameters without weight decay: gamma and beta of every batch norm (Goyal,
     section 5.1: 106 tensors in ResNet-50), and other biases where `decay_bias` is off."""
-    names = set()
-    for prefix, module in model.named_modules():
-        for name, _ in module.named_parameters(prefix, recurse=False):
-            if isinstance(module, BatchNorm) or (name.endswith("bias") and not decay_bias):
-                names.add(name)
-    return names
+    return {name for prefix, module in model.named_modules()
+            for name, w in module.named_parameters(prefix, recurse=False)
+            if isinstance(module, BatchNorm) or w.ndim == 1 and not decay_bias}

@@ -17,12 +17,10 @@ def curves(log: pathlib.Path, picture: pathlib.Path, *more: pathlib.Path) -> Non
         x = [line["epoch"] for line in epochs]
         scored = [line for line in epochs if "val_top1" in line]
         style = dict(color=f"C{number}", marker="." if len(x) < 40 else None)
-        axes[0, 0].plot(x, [e["loss"] for e in epochs], label=label or "training", **style)
-        axes[0, 0].plot([e["epoch"] for e in scored], [e["val_loss"] for e in scored], "--",
-                        label=None if label else "validation", color=f"C{number}")
-        axes[0, 1].plot(x, [100 * e["top1"] for e in epochs], label=label or "training", **style)
-        axes[0, 1].plot([e["epoch"] for e in scored], [100 * e["val_top1"] for e in scored], "--",
-                        label=None if label else "validation", color=f"C{number}")
+        for axis, name, times in ((axes[0, 0], "loss", 1), (axes[0, 1], "top1", 100)):
+            axis.plot(x, [times * e[name] for e in epochs], label=label or "training", **style)
+            axis.plot([e["epoch"] for e in scored], [times * e[f"val_{name}"] for e in scored], "--",
+                      label=None if label else "validation", color=f"C{number}")
         axes[1, 0].plot(x, [e["lr"] for e in epochs], **style)
         axes[1, 1].step(x, [e["kn"] for e in epochs], where="mid", **style)
     names = ("loss", "top-1 (%)", "learning rate", "minibatch kn")

@@ -44,11 +44,8 @@ def everywhere(comm, call):
 
 def writable(path: str, setting: str):
     """The file, opened for bytes; UsageError where it cannot be written, before any training."""
-    try:
-        if stat.S_ISFIFO(os.stat(path).st_mode):
-            raise UsageError(f"{setting} {path}: a pipe, which would wait for a reader; give a file")
-    except OSError:
-        pass
+    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        raise UsageError(f"{setting} {path}: a pipe, which would wait for a reader; give a file")
     try:
         return open(path, "wb")
     except OSError as error:

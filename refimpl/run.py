@@ -16,7 +16,7 @@ from refimpl.data.order import epoch_order, minibatch, share
 from refimpl.errors import Diverged, UsageError
 from refimpl.fused import Fused
 from refimpl.gradients import Gradients
-from refimpl.model import ResNet, initialise
+from refimpl.model import ResNet, batch_norms, initialise
 from refimpl.optimizer import LossScale, Optimizer
 from refimpl.overlap import Overlap
 from refimpl.ranks import StopSignal, everywhere
@@ -86,9 +86,8 @@ class Run:
         self.model = model.to(memory_format=self.layout)
         self.normalise = device.normaliser(self.device, self.layout)
         if s.batch_norm == "last":  # no moving average: the last minibatch's statistics alone
-            for module in self.model.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.momentum = 1.0
+            for module in batch_norms(self.model):
+                module.momentum = 1.0
 
     def _build_step(self) -> None:
         """Gradients, their sum, the update."""
@@ -103,8 +102,7 @@ class Run:
         self.allreduce = allreducer(name, self.comm, grid, check="first", **across)
         wire = None if s.wire == "none" else s.wire
         self.gradients = Gradients(self.model, max(1, int(bucket / 4)), wire, s.sum, self._storage)
-        behind = s.overlap == "on" or s.overlap == "auto" and not one_cpu_node
-        behind = behind and not s.state
+        behind = not s.state and (s.overlap == "on" or s.overlap == "auto" and not one_cpu_node)
         allreduce = self.allreduce
         if s.timeline:
             self.timeline = Timeline(self.comm, s.timeline)

@@ -158,7 +158,8 @@ class RunLog:
         line["times"]["worker_s"], slow = self._spread()
         if self.first:
             self._write(line)
-            self._say("\n".join([self._readable(line), *slow]))
+            self.bar.write("\n".join([self._readable(line), *slow]))
+            sys.stdout.flush()
         self.clocks, self.sums, self.played = {}, {"loss": 0.0, "correct": 0.0}, 0
         self.steps = self.samples = 0
         self.since = time.perf_counter()
@@ -198,12 +199,6 @@ class RunLog:
         with open(self.folder / "log.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         self.lines += 1
-
-    def _say(self, text: str) -> None:
-        self.bar.clear()
-        print(text, flush=True)
-        sys.stdout.flush()
-        self.bar.refresh()
 
 
 def commit() -> str:

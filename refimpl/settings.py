@@ -115,7 +115,7 @@ class Settings:
     allreduce: str = _is("auto", SUM, "algorithm (auto: as choice.py has it)", "auto", "ring",
                          "torus", "halving_doubling", "hierarchical", "window", "mpi")
     across: str = _is("halving_doubling", SUM, "hierarchical: the algorithm between nodes "
-                      "(Goyal 4.1)", "ring", "halving_doubling", "torus", "mpi")
+                      "(Goyal 4.1)", "ring", "halving_doubling", "torus")
     grid: str = _is("auto", SUM, "RxC: rows x columns of the torus, or auto")
     bucket_mb: float = _is(0.0, SUM, "gradients summed together, in MB (0: choice.py)", least=0)
     overlap: str = _is("auto", SUM, "allreduce while backward runs", "auto", "on", "off")
@@ -126,7 +126,8 @@ class Settings:
     channels_last: bool = _is(False, SPEED, "NHWC memory layout")
 
     trace: str = _is("", CHECKS, "file: a JSON line per step with digests of sums and weights")
-    state: str = _is("", CHECKS, "file: the whole first step as .npz, for `oracle state`")
+    state: str = _is("", CHECKS, "file: the whole first step as .npz, for `oracle state` (its "
+                      "allreduce follows backward)")
     timeline: str = _is("", CHECKS, "file: the first steps as a Chrome trace (Perfetto opens it)")
     check_every: int = _is(0, CHECKS, "steps between comparisons of calls and weights over the ranks "
                            "(0: the first step, and epochs)", least=0)

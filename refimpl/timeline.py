@@ -29,11 +29,11 @@ class Timeline:
 
     def watched(self, allreduce: Callable, thread: int) -> Callable:
         """`allreduce` that leaves a span per bucket, and one per message, on `thread`'s row."""
-        def reduce(array, wire):
+        def reduce(array, wire, name):
             exchange.traffic().timeline = self.messages[thread] if self.on else None
             start = time.monotonic()
-            allreduce(array, wire)
-            self.span(f"bucket of {array.size} values", start, thread)
+            allreduce(array, wire, name=name)
+            self.span(f"bucket {name}, {array.size} values", start, thread)
         return reduce
 
     def event(self, name: str, start: float, end: float, thread: int, **about) -> dict:

@@ -4,6 +4,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import numpy
 import pytest
@@ -73,3 +74,6 @@ def test_in_a_wheel(place):
     folder = installed(place, str(wheel))
     assert folder.parent.name == "refimpl" and place / "venv" in folder.parents
     assert {p.name for p in folder.iterdir()} == {p.name for p in kernels.folder().iterdir()}
+    with zipfile.ZipFile(wheel) as held:  # recipes, clusters, photographs: all that is no code
+        assert {p.relative_to(ROOT).as_posix() for p in (ROOT / "refimpl").rglob("*.*")
+                if "__pycache__" not in p.parts} <= {*held.namelist()}

@@ -36,7 +36,7 @@ def one_step(gradients: Gradients, losses: list[float], kn: int = 4) -> dict[str
         for p in gradients.parameters:
             p.grad += loss
         gradients.end_worker(torch.tensor(loss) / kn, torch.tensor(1))
-    return gradients.reduce(lambda array, wire: None)
+    return gradients.reduce(lambda array, wire, name: None)
 
 
 @pytest.mark.parametrize("sum_", ["plain", "exact"])
@@ -47,7 +47,7 @@ def test_the_tail_tells_loss_top1_stop_and_overflow_of_all_workers(sum_):
     assert gradients.parameters[0].grad.unique().tolist() == [6.0]
     gradients.clear(1, 4, idle=True)  # this rank plays no worker: it adds nothing but its wish
     gradients.wish("stop")
-    sums = gradients.reduce(lambda array, wire: None)
+    sums = gradients.reduce(lambda array, wire, name: None)
     assert list(sums.values()) == [0, 0, 0, 1, 0] and not gradients.flat[:-5].any()
 
 
@@ -109,7 +109,7 @@ def test_batch_norm_updates_are_the_mean_over_the_workers():
         model(images[i])
         each.append(model.bn1.running_var.clone())
         gradients.end_worker(torch.tensor(0.0), torch.tensor(0))
-    gradients.reduce(lambda array, wire: None)
+    gradients.reduce(lambda array, wire, name: None)
     gradients.apply_statistics()
     assert each[0].ne(each[1]).any()
     # a mean of two float32 near 1, formed by three rounded operations

@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import statistics
-import subprocess
 import time
 
 import numpy
@@ -21,6 +20,7 @@ import numpy
 from ..collective import ALGORITHMS, allreducer
 from ..errors import UsageError
 from ..collective.guard import Watchdog
+from ..ranks import tell
 
 COLUMNS = ("algorithm", "bytes", "ranks", "median_s", "min_s", "max_s", "n", "algbw", "busbw")
 
@@ -144,18 +144,12 @@ def gloo(comm):
     import torch.distributed as dist
     if not dist.is_initialized():
         torch.set_num_threads(1)
-        store = numpy.array([0])
-        if comm.rank == 0:
-            server = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
-            store[0] = server.port
-        comm.Bcast(store, root=0)
-        host = numpy.frombuffer(platform.node().encode().ljust(256, b"\0"), numpy.uint8).copy()
-        mine = bytes(host)
-        comm.Bcast(host, root=0)
-        if bytes(host) == mine:
+        store = None if comm.rank else dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        host, port = tell(comm, store and (platform.node(), store.port))
+        if host == platform.node():
+            host = "127.0.0.1"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        name = "127.0.0.1" if bytes(host) == mine else bytes(host).rstrip(b"\0").decode()
-        client = server if comm.rank == 0 else dist.TCPStore(name, int(store[0]), is_master=False)
+        client = store or dist.TCPStore(host, port, is_master=False)
         dist.init_process_group("gloo", store=client, rank=comm.rank, world_size=comm.size)
         atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
     return lambda buffer: dist.all_reduce(torch.from_numpy(buffer))
@@ -200,11 +194,10 @@ def propose(rows: list[dict]) -> None:
 
 def about(MPI) -> dict:
     """What a number needs beside it: MPI, machine and commit."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
-                         cwd=os.path.dirname(__file__))
+    from ..runlog import commit
     return {"mpi": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
             "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-            "commit": git.stdout.strip()}
+            "commit": commit()}
 
 
 def plot(rows: list[dict], path: str) -> None:

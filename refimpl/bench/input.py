@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from refimpl.data.images import draws, opened, rgb, train_view, val_view
+from refimpl.data.images import MEAN, STD, draws, opened, rgb, train_view, val_view
 from refimpl.data.index import open_index
 from refimpl.data.loader import normalise, stream
 from refimpl.data.order import epoch_order
@@ -41,9 +41,8 @@ def _ours(index, ids, processes, ready):
 
 def _torchvision(root, ids, processes):
     from torchvision import datasets, transforms as t
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     data = datasets.ImageFolder(root, t.Compose([
-        t.RandomResizedCrop(SIZE), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(mean, std)]))
+        t.RandomResizedCrop(SIZE), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)]))
     for images, _ in torch.utils.data.DataLoader(data, N, sampler=ids.tolist(), drop_last=True,
                                                  num_workers=processes):
         yield images

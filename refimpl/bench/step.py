@@ -12,6 +12,7 @@ machine harms all alike. The time is the slowest rank's. Images are made once: n
 import argparse
 import contextlib
 import copy
+import functools
 import json
 import resource
 import statistics
@@ -44,16 +45,12 @@ class Ours:
         limit = int(args.bucket_mb * 1e6 or choice.bucket_bytes(comm.size)) // 4
         name = args.algorithm or choice.algorithm(comm.size, 4 * limit, args.one_node)
         allreduce = allreducer(name, comm, check="first")
-        storage = None
-        if kind in ("ours", "exact"):
-            def storage(values, dtype):
-                return torch.from_numpy(allreduce.empty(values, str(dtype)[6:])).zero_()
-        self.gradients = Gradients(model, limit, args.wire, "exact" if kind == "exact" else "plain",
-                                   storage)
-        self.reduce = {
-            "behind": Overlap(self.gradients, allreduce).reduce if kind == "behind" else None,
-            "alone": lambda scale: self.gradients.finish(scale)}.get(
-                kind, lambda scale: self.gradients.reduce(allreduce, scale))
+        self.gradients = Gradients(
+            model, limit, args.wire, "exact" if kind == "exact" else "plain",
+            lambda n, dtype: torch.from_numpy(allreduce.empty(n, str(dtype)[6:])).zero_())
+        self.reduce = (Overlap(self.gradients, allreduce).reduce if kind == "behind" else
+                       self.gradients.finish if kind == "alone" else
+                       functools.partial(self.gradients.reduce, allreduce))
         self.optimizer = Optimizer(model, nesterov=True, weight_decay=DECAY)
         self.scale = LossScale(1.0, comm.size, False)
         self.loss = nn.CrossEntropyLoss(reduction="sum")

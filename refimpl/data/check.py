@@ -9,11 +9,10 @@ import numpy as np
 
 from refimpl.data import images
 from refimpl.data.index import open_index, read
+from refimpl.data.listing import FORMAT
 from refimpl.data.pool import ordered
 from refimpl.errors import UsageError
 
-FORMAT = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP",
-          ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM"}
 MODES = {"L": "grey", "1": "black and white", "P": "palette", "RGBA": "alpha", "LA": "alpha",
          "PA": "alpha", "I;16": "16-bit", "I;16B": "16-bit", "I": "32-bit grey"}
 TINY, HUGE = 32, 4096  # pixels: shortest side below, longest side above

@@ -14,9 +14,10 @@ import numpy as np
 from PIL import Image
 
 from refimpl.data.colour import recolour
+from refimpl.data.listing import FORMAT
 from refimpl.errors import BadImage
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # no EPS: that one starts a program
+FORMATS = tuple(dict.fromkeys(FORMAT.values()))
 MAX_PIXELS = 89_478_485  # where Pillow begins to warn of decompression bombs
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from refimpl.errors import UsageError
 
 FOLDERS = {"train": ("train",), "val": ("val", "validation")}
-SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp", b".bmp", b".gif", b".tif", b".tiff", b".ppm",
-            b".pgm")
+FORMAT = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP", ".gif": "GIF",
+          ".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM"}  # no EPS: that one starts a program
+SUFFIXES = tuple(suffix.encode() for suffix in FORMAT)
 LOOSE = "files outside any class folder ignored"
 
 

@@ -7,7 +7,6 @@ import multiprocessing.resource_tracker
 import re
 import signal
 import sys
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial

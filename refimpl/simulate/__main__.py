@@ -38,7 +38,7 @@ COUNT = checked(int, lambda n: 1 <= n <= MOST_RANKS, f"a whole number from 1 to 
 SPAN = checked(lambda text: tuple(map(int, text.split(":"))), lambda span: 1 <= span[0] <= span[1]
                <= MOST_RANKS and len(span) == 2, "FIRST:LAST, such as 4:4096")
 SIZE = checked(lambda t: float(t[:-1]) * UNITS[t[-1]] if t[-1] in UNITS else float(t),
-               lambda nbytes: 1 <= nbytes <= 1e11, "bytes, from 1 to 100G, such as 51M")
+               lambda nbytes: 1 <= nbytes <= 1e11, "bytes, from 1 to 100G, such as 51M (a million)")
 GRID = checked(lambda text: tuple(map(int, text.lower().split("x"))),
                lambda shape: len(shape) == 2 and min(shape) > 0, "ROWSxCOLUMNS, such as 34x64")
 CONSTANT = checked(lambda text: (text.split("=")[0], float(text.split("=")[1])), bool,

@@ -70,7 +70,7 @@ def step(cluster: Cluster, ranks: int, plan: dict) -> dict:
         clock, spent = max(clock, ready) + took[nbytes], spent + took[nbytes]
     seconds = max(compute, clock)
     return {"seconds": seconds, "compute": compute, "allreduce": spent,
-            "hidden": 1 - (seconds - compute) / spent if spent else 1.0,
+            "hidden": max(0.0, 1 - (seconds - compute) / spent) if spent else 1.0,
             "images_per_s": ranks * n / seconds}
 
 
