@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 import re
 import shlex
@@ -141,6 +142,9 @@ def _together(s: Settings) -> None:
     if s.wire != "none" and s.allreduce == "mpi":
         raise UsageError(f"--wire {s.wire} cannot go with --allreduce mpi, which has no 16-bit wire: "
                          "choose another algorithm")
+    files = [os.path.abspath(path) for path in (s.data, s.trace, s.state, s.timeline) if path]
+    if len({*files}) < len(files):
+        raise UsageError(f"one file for two of --data, --trace, --state, --timeline: {' '.join(files)}")
     if s.grid != "auto" and s.allreduce not in ("auto", "torus") and (
             s.allreduce, s.across) != ("hierarchical", "torus"):
         raise UsageError(f"--grid {s.grid} with --allreduce {s.allreduce}, which has none: leave one out")

@@ -249,6 +249,6 @@ class Run:
             raise Diverged(f"all {self.scale.skipped} steps were skipped for an overflow in 16 bits, "
                            "nothing was learned: lower --loss-scale, or 0 for automatic")
         nothing = self.first_step >= self.schedule.total_steps
-        self.log.close(f"nothing to do: {self.log.folder} has already made its "
-                       f"{self.first_step} steps" if nothing else "")
+        self.log.close(f"nothing to do: this run has already made its {self.first_step} steps"
+                       if nothing else "")
         return 0

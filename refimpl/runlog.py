@@ -3,6 +3,7 @@
 log.jsonl: the first line says what ran; then a line per epoch. Everything that may differ between
 two equal runs stands in "times" or "machine", so the rest can be compared.
 """
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -80,14 +81,15 @@ class RunLog:
         print(f"resumed {self.folder} at step {self.run.step}{resumed['note']}")
 
     def _trace(self, path: str):
-        """The trace file; of an older one the steps before this run's first are kept."""
-        try:
-            kept = [] if not os.path.isfile(path) else [
-                line for line in open(path) if json.loads(line)["step"] < self.run.step]
-        except (OSError, ValueError, KeyError, TypeError):
-            kept = []
+        """The trace file; of an older one the whole lines before this run's first step are kept."""
+        old, kept = pathlib.Path(path).read_bytes() if os.path.isfile(path) else b"", []
+        if old and not old.startswith(b'{"step": '):
+            raise UsageError(f"--trace {path}: holds something else than a trace; give a new file")
+        for line in old.splitlines(keepends=True):
+            with contextlib.suppress(ValueError):  # the last one may be torn
+                kept += [line] if json.loads(line)["step"] < self.run.step else []
         file = writable(path, "--trace")
-        file.write("".join(kept).encode())
+        file.write(b"".join(kept))
         return file
 
     def _begin(self, event: str) -> None:

@@ -40,6 +40,7 @@ def test_every_kind_of_value_has_its_type():
     ("--allreduce rnig", "did you mean ring"), ("--recipe dmo", "did you mean demo"),
     ("--grid 3", "--grid 3: expected ROWSxCOLUMNS"), ("--grid 0x3", "--grid 0x3"),
     ("--sum exact --wire float16", "--sum exact cannot go with --wire float16"),
+    ("--trace x --state ./x", "one file for two"), ("--data x --trace x", "one file for two"),
     ("--bands 3:1x", "expected UNTIL"), ("--bands 3:1x2:m=1.5", "expected UNTIL"),
     ("--bands 5:1x2 --epochs 9", "must rise to --epochs 9"),
     ("--epochs 9 --bands '5:1x2 3:1x2 9:1x1'", "must rise"),

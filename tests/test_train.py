@@ -129,8 +129,8 @@ def test_a_run_that_skips_every_step_is_no_success(data, tmp_path):
 
 def test_resume_auto_starts_a_first_run_and_never_goes_on_with_anothers(data, tmp_path):
     run = small(data, tmp_path, "--resume", "auto", "--max-steps", "2")
-    for name in ("cut-other", "cut", "cut"):
-        job = mpirun(MPIS[0], 1, *run, "--name", name)
+    for name, ranks in (("cut-other", 1), ("cut", 1), ("cut", 2)):
+        job = mpirun(MPIS[0], ranks, *run, "--name", name)
         assert job.returncode == 0, job.stderr
     assert "nothing to do" in job.stdout and len(list(tmp_path.iterdir())) == 2
     changed = mpirun(MPIS[0], 1, *run, "--name", "cut", "--label-smoothing", "0.1")
@@ -140,9 +140,18 @@ def test_resume_auto_starts_a_first_run_and_never_goes_on_with_anothers(data, tm
 def test_a_trace_keeps_the_steps_before_a_resume(data, tmp_path):
     run = small(data, tmp_path, "--resume", "auto", "--trace", str(tmp_path / "t"))
     assert mpirun(MPIS[0], 1, *run, "--max-steps", "3").returncode == 0
+    with open(tmp_path / "t", "a") as trace:
+        trace.write('{"step": 3, "ep')  # torn, as a full disk leaves it
     assert mpirun(MPIS[0], 1, *run, "--max-steps", "7").returncode == 0
     steps = [json.loads(line)["step"] for line in (tmp_path / "t").read_text().splitlines()]
     assert steps == list(range(7))
+
+
+def test_a_file_that_is_no_trace_is_not_written_over(data, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    job = mpirun(MPIS[0], 2, *small(data, tmp_path, "--trace", str(tmp_path / "notes")))
+    assert job.returncode == 2 and "something else than a trace" in job.stderr
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks_with_code_1(data, tmp_path):
