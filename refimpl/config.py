@@ -38,6 +38,11 @@ class Recipe:
     published: dict
     hardware: dict
 
+    @property
+    def machine(self) -> dict:
+        """hardware without the provenance: name -> value."""
+        return {name: entry["value"] for name, entry in self.hardware.items()}
+
 
 def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
@@ -183,6 +188,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UsageError(f"{message}; see --help")
 
+
+def checked(convert, sound, expected: str):
+    """An argparse type: convert(text) if that is `sound`; otherwise a line saying what is."""
+    def made(text):
+        try:
+            if sound(value := convert(text)):
+                return value
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+    return made
+
+
+PICTURE = checked(pathlib.Path, lambda path: path.suffix in (".png", ".pdf", ".svg") and os.access(
+    path.parent, os.W_OK) and not path.is_dir(), "a .png, .pdf or .svg in a folder that exists")
 
 @functools.cache
 def _parser() -> argparse.ArgumentParser:

@@ -31,8 +31,8 @@ def plan(s: Settings, images: int) -> dict:
 
 
 def _band(s, recipe: Recipe, schedule: Schedule, stage) -> dict:
-    gpus = min(recipe.hardware.get("gpus", {"value": stage.workers})["value"], stage.workers)
-    per_node = recipe.hardware.get("per_node", {"value": None})["value"]
+    gpus = min(recipe.machine.get("gpus", stage.workers), stage.workers)
+    per_node = recipe.machine.get("per_node")
     return {**dataclasses.asdict(stage), "steps": stage.until_step - stage.first_step,
             "lr_first": schedule.lr(stage.first_step), "lr_last": schedule.lr(stage.until_step - 1),
             "gpus": gpus if per_node else None,
@@ -42,7 +42,7 @@ def _band(s, recipe: Recipe, schedule: Schedule, stage) -> dict:
 
 def grid_of(s: Settings, recipe: Recipe) -> str | None:
     """The grid given, the published one, or the default for its GPUs; None: not known yet."""
-    known = {name: entry["value"] for name, entry in recipe.hardware.items()}
+    known = recipe.machine
     if s.grid != "auto" or "gpus" not in known:
         return s.grid if s.grid != "auto" else None
     from refimpl.collective.grid import default_shape

@@ -48,6 +48,12 @@ def plan_buckets(sizes: Sequence[int], limit: int, tail: int, wire: str | None) 
     return [*buckets, Bucket(stop, stop + tail, None)]
 
 
+def shared(allreduce) -> Callable[[int, torch.dtype], Tensor]:
+    """Gradients' `storage` on a CPU: zeros where the reducer likes them (a shared window)."""
+    return lambda values, dtype: torch.from_numpy(
+        allreduce.empty(values, str(dtype).removeprefix("torch."))).zero_()
+
+
 class Gradients:
     """The flat buffer of `model`. Per step: clear, then per worker begin, backward, end; reduce.
 

@@ -37,8 +37,8 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
     """A Slurm script for a recipe: by default the published number of GPUs, one rank on each."""
     s, _ = config.parse(["--recipe", recipe, "--data", data, *extra])
     published = config.load_recipe(recipe)
-    gpus = published.hardware.get("gpus", {"value": min(8, s.workers)})["value"]
-    per_node = per_node or min(gpus, published.hardware.get("per_node", {"value": gpus})["value"])
+    gpus = published.machine.get("gpus", min(8, s.workers))
+    per_node = per_node or min(gpus, published.machine.get("per_node", gpus))
     nodes = nodes or -(-gpus // per_node)
     if nodes < 1 or per_node < 1:
         raise UsageError(f"--nodes {nodes} --per-node {per_node}: at least 1 of each")
@@ -47,7 +47,7 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
                          "with --nodes and --per-node, or choose a recipe with more workers")
     recipe = os.path.abspath(recipe) if recipe.endswith(".toml") else recipe
     arguments = ["--recipe", recipe, *extra]
-    grid = published.hardware.get("grid", {"value": "auto"})["value"]
+    grid = published.machine.get("grid", "auto")
     if s.grid == "auto" != grid and nodes * per_node == gpus:
         arguments += ["--grid", grid]
     arguments += [] if s.resume else ["--resume", "auto"]  # starts anew where there is none yet

@@ -15,7 +15,7 @@ from refimpl.data.loader import stream
 from refimpl.data.order import epoch_order, minibatch, share
 from refimpl.errors import Diverged, UsageError
 from refimpl.fused import Fused
-from refimpl.gradients import Gradients
+from refimpl.gradients import Gradients, shared
 from refimpl.model import ResNet, batch_norms, initialise
 from refimpl.optimizer import LossScale, Optimizer
 from refimpl.overlap import Overlap
@@ -101,7 +101,8 @@ class Run:
         across = {"across": s.across} if name == "hierarchical" else {}
         self.allreduce = allreducer(name, self.comm, grid, check="first", **across)
         wire = None if s.wire == "none" else s.wire
-        self.gradients = Gradients(self.model, max(1, int(bucket / 4)), wire, s.sum, self._storage)
+        self.gradients = Gradients(self.model, max(1, int(bucket / 4)), wire, s.sum,
+                                   shared(self.allreduce) if self.device.type == "cpu" else None)
         behind = not s.state and (s.overlap == "on" or s.overlap == "auto" and not one_cpu_node)
         allreduce = self.allreduce
         if s.timeline:
@@ -119,12 +120,6 @@ class Run:
         self.scale = LossScale(s.loss_scale, max(b.workers for b in s.in_bands()),
                                s.precision == "fp16" or wire == "float16")
         self.loss = nn.CrossEntropyLoss(label_smoothing=s.label_smoothing, reduction="sum")
-
-    def _storage(self, values: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed memory for the sums; on a CPU where the algorithm likes it (a shared window)."""
-        if self.device.type != "cpu":
-            return torch.zeros(values, dtype=dtype, device=self.device)
-        return torch.from_numpy(self.allreduce.empty(values, str(dtype).split(".")[1])).zero_()
 
     # --- during a step ----------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ for every algorithm alike; the time is that of the slowest rank. K and M in size
 All algorithms take turns within each repetition, so that a busy machine harms them alike.
 `traffic` is the bound in shared memory: every rank reads and writes as many bytes as the buffer has.
 """
-import argparse
 import atexit
 import contextlib
 import json
@@ -18,6 +17,7 @@ import time
 import numpy
 
 from ..collective import ALGORITHMS, allreducer
+from ..config import PICTURE, Parser
 from ..errors import UsageError
 from ..collective.guard import Watchdog
 from ..ranks import tell
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
 
 def parse(argv):
     known = (*ALGORITHMS, "gloo", "traffic")
-    parser = argparse.ArgumentParser(prog="refimpl.bench allreduce")
+    parser = Parser(prog="refimpl.bench allreduce")
     parser.add_argument("--algorithms", nargs="+", default=list(known), choices=known)
     parser.add_argument("--sizes", default="4K:128M", help="bytes: 64K, or FROM:TO in steps of 8")
     parser.add_argument("--grid", help="RxC of the torus")
@@ -58,15 +58,13 @@ def parse(argv):
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=300, help="seconds before a hang is ended")
     parser.add_argument("--json", metavar="F", help="append a line per measurement")
-    parser.add_argument("--plot", metavar="F", help="draw busbw over bytes (PNG, SVG or PDF)")
+    parser.add_argument("--plot", metavar="F", type=PICTURE, help="draw busbw over bytes (PNG, SVG or PDF)")
     args = parser.parse_args(argv)
     if args.repeats < 1 or args.warmup < 0:
         raise UsageError(f"--repeats {args.repeats} --warmup {args.warmup}: at least 1 and 0")
-    for path in filter(None, (args.json, args.plot)):  # before anything is measured
-        if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
-            raise UsageError(f"{path}: cannot be written; give a file in a folder that exists")
-    if args.plot and not args.plot.endswith((".png", ".svg", ".pdf")):
-        raise UsageError(f"--plot {args.plot}: a .png, .svg or .pdf")
+    if args.json and (not os.access(os.path.dirname(args.json) or ".", os.W_OK)
+                      or os.path.isdir(args.json)):  # before anything is measured
+        raise UsageError(f"--json {args.json}: cannot be written; give a file in a folder that exists")
     args.sizes = [size // 4 for size in sizes(args.sizes)]
     args.grid = grid(args.grid)
     if args.wire:

@@ -25,7 +25,7 @@ from ..collective import allreducer
 from ..collective.guard import Watchdog
 from ..device import one_node
 from ..errors import UsageError
-from ..gradients import Gradients
+from ..gradients import Gradients, shared
 from ..model import ResNet, initialise, undecayed
 from ..optimizer import LossScale, Optimizer
 from ..overlap import Overlap
@@ -45,9 +45,8 @@ class Ours:
         limit = int(args.bucket_mb * 1e6 or choice.bucket_bytes(comm.size)) // 4
         name = args.algorithm or choice.algorithm(comm.size, 4 * limit, args.one_node)
         allreduce = allreducer(name, comm, check="first")
-        self.gradients = Gradients(
-            model, limit, args.wire, "exact" if kind == "exact" else "plain",
-            lambda n, dtype: torch.from_numpy(allreduce.empty(n, str(dtype)[6:])).zero_())
+        self.gradients = Gradients(model, limit, args.wire, "exact" if kind == "exact" else "plain",
+                                   shared(allreduce))
         self.reduce = (Overlap(self.gradients, allreduce).reduce if kind == "behind" else
                        self.gradients.finish if kind == "alone" else
                        functools.partial(self.gradients.reduce, allreduce))

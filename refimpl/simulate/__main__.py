@@ -1,7 +1,5 @@
 """Collectives on simulated ranks: what they do (trace) and how long they take on a cluster."""
-import argparse
 import math
-import os
 import pathlib
 import signal
 import sys
@@ -9,7 +7,7 @@ import sys
 import numpy as np
 
 from refimpl.collective.grid import default_shape
-from refimpl.config import Parser, load_recipe
+from refimpl.config import PICTURE, Parser, checked, load_recipe
 from refimpl.errors import UsageError
 from refimpl.settings import Settings
 from refimpl.simulate import step as steps, trace as drawing
@@ -19,18 +17,6 @@ from refimpl.simulate.world import RankFailed
 
 MOST = 1_500_000  # messages that are simulated one by one; above, the closed form answers alone
 FIGURES = tomllib.loads(pathlib.Path(__file__).with_name("published.toml").read_text())
-
-
-def checked(convert, sound, expected: str):
-    """An argparse type: convert(text) if that is `sound`; otherwise a line saying what is."""
-    def made(text):
-        try:
-            if sound(value := convert(text)):
-                return value
-        except (ValueError, LookupError, TypeError):
-            pass
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
-    return made
 
 
 UNITS, MOST_RANKS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}, 1_000_000
@@ -43,8 +29,6 @@ GRID = checked(lambda text: tuple(map(int, text.lower().split("x"))),
                lambda shape: len(shape) == 2 and min(shape) > 0, "ROWSxCOLUMNS, such as 34x64")
 CONSTANT = checked(lambda text: (text.split("=")[0], float(text.split("=")[1])), bool,
                    "NAME=VALUE, such as between.latency=5e-6")
-PICTURE = checked(pathlib.Path, lambda path: path.suffix in (".png", ".pdf", ".svg") and os.access(
-    path.parent, os.W_OK) and not path.is_dir(), "a .png, .pdf or .svg in a folder that exists")
 
 OPTIONS = {
     "cluster": {}, "grid": {"type": GRID, "metavar": "RxC"},
@@ -99,12 +83,12 @@ def allreduce(settings) -> None:
 def recipe_plans(settings):
     """The recipe, its cluster, and (until epoch, ranks, plan) of each band."""
     recipe = load_recipe(settings.recipe)
-    s, hardware = Settings(**recipe.values), {k: v["value"] for k, v in recipe.hardware.items()}
-    usual = {4: "abci", 8: "bigbasin"}.get(hardware.get("per_node"), "h100")
+    s, machine = Settings(**recipe.values), recipe.machine
+    usual = {4: "abci", 8: "bigbasin"}.get(machine.get("per_node"), "h100")
     plan = {"net": (tuple(s.depth), s.width, s.image_size), "algorithm": settings.algorithm or (
                 s.allreduce if s.allreduce in ALGORITHMS else "hierarchical"), "across": s.across,
             "wire": 4 if (settings.wire or s.wire) == "none" else 2,
-            "shape": vars(settings).get("grid") or GRID(hardware.get("grid", "1x1"))}
+            "shape": vars(settings).get("grid") or GRID(machine.get("grid", "1x1"))}
     if plan["net"] != steps.RESNET50:
         print(f"note: {recipe.name}'s network takes ResNet-50's time per multiplication here, and its "
               "classes and images are counted as ImageNet's")
@@ -160,7 +144,7 @@ def papers(settings) -> None:
               f"{'inside ' if low <= entry['published'] <= high else 'OUTSIDE'}  {most} ({by:.3f})")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     top = Parser(prog="python -m refimpl.simulate", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
 

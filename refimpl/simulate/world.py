@@ -77,11 +77,11 @@ class World:
         a rank started by another one would sit on top of its stack."""
         if not self.clocks:
             return self.hub
-        queue = self.ready[clock := self.clocks[0]]
-        if not (rank := queue[-1]).greenlet and getcurrent() is not self.hub:
+        woken = self.ready[clock := self.clocks[0]]
+        if not (rank := woken[-1]).greenlet and getcurrent() is not self.hub:
             return self.hub
-        queue.pop()
-        if not queue:
+        woken.pop()
+        if not woken:
             del self.ready[heapq.heappop(self.clocks)]
         rank.clock = clock
         return rank.greenlet
