@@ -82,12 +82,14 @@ class RunLog:
 
     def _trace(self, path: str):
         """The trace file; of an older one the whole lines before this run's first step are kept."""
-        old, kept = pathlib.Path(path).read_bytes() if os.path.isfile(path) else b"", []
-        if old and not old.startswith(b'{"step": '):
+        old, kept, head = b"", [], b'{"step": '
+        with contextlib.suppress(OSError):  # `writable` says why
+            old = pathlib.Path(path).read_bytes() if os.path.isfile(path) else b""
+        if old[:len(head)] != head[:len(old)]:
             raise UsageError(f"--trace {path}: holds something else than a trace; give a new file")
-        for line in old.splitlines(keepends=True):
-            with contextlib.suppress(ValueError):  # the last one may be torn
-                kept += [line] if json.loads(line)["step"] < self.run.step else []
+        for line in old.splitlines():
+            with contextlib.suppress(ValueError, LookupError, TypeError):  # the last one may be torn
+                kept += [line + b"\n"] if json.loads(line)["step"] < self.run.step else []
         file = writable(path, "--trace")
         file.write(b"".join(kept))
         return file

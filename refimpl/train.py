@@ -68,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings, flags = config.parse(sys.argv[1:] if argv is None else argv)
         if flags.list_recipes or flags.dry_run:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # | head
             if device.rank_hint(os.environ) in (0, None):
                 print(launch.describe(settings, flags))
             return 0

@@ -96,7 +96,8 @@ def test_a_grid_that_does_not_fit_is_one_line_and_code_2():
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("line", ["simulate trace --ranks 64", "oracle gen --family sizes --ranks 6"])
+@pytest.mark.parametrize("line", ["simulate trace --ranks 64", "oracle gen --family sizes --ranks 6",
+                                  "train --dry-run --recipe goyal_8k --json"])
 def test_a_reader_who_has_seen_enough_ends_it_without_a_traceback(line):
     job = subprocess.run(f"'{sys.executable}' -m refimpl.{line} | head -1", shell=True,
                          capture_output=True, text=True)

@@ -140,11 +140,15 @@ def test_resume_auto_starts_a_first_run_and_never_goes_on_with_anothers(data, tm
 def test_a_trace_keeps_the_steps_before_a_resume(data, tmp_path):
     run = small(data, tmp_path, "--resume", "auto", "--trace", str(tmp_path / "t"))
     assert mpirun(MPIS[0], 1, *run, "--max-steps", "3").returncode == 0
-    with open(tmp_path / "t", "a") as trace:
-        trace.write('{"step": 3, "ep')  # torn, as a full disk leaves it
-    assert mpirun(MPIS[0], 1, *run, "--max-steps", "7").returncode == 0
-    steps = [json.loads(line)["step"] for line in (tmp_path / "t").read_text().splitlines()]
-    assert steps == list(range(7))
+    whole = (tmp_path / "t").read_text()
+    for reached, left in ((7, whole + '{"step": 3, "ep'), (8, None), (9, "newline")):
+        if left == "newline":  # lost with the end of its block
+            left = (tmp_path / "t").read_text()[:-1]
+        if left:  # as a full disk leaves it
+            (tmp_path / "t").write_text(left)
+        assert mpirun(MPIS[0], 1, *run, "--max-steps", str(reached)).returncode == 0
+        steps = [json.loads(line)["step"] for line in (tmp_path / "t").read_text().splitlines()]
+        assert steps == list(range(reached))
 
 
 def test_a_file_that_is_no_trace_is_not_written_over(data, tmp_path):
