@@ -16,7 +16,7 @@ import torch
 
 from refimpl import __version__
 from refimpl.collective.exchange import waiting
-from refimpl.errors import UsageError
+from refimpl.errors import CannotWrite, UsageError
 from refimpl.ranks import tell
 
 FORMAT = "refimpl-checkpoint-1"
@@ -85,8 +85,9 @@ def write(path: pathlib.Path, older: pathlib.Path, content: dict) -> None:
     except Exception as error:  # torch says "unexpected pos" where the disk is full
         free = shutil.disk_usage(path.parent).free >> 20
         beside.unlink(missing_ok=True)
-        raise OSError(f"{path} could not be written ({error}); {free} MB are free there: make room or "
-                      "give another --out; the last checkpoint is whole") from error
+        kept = "; the last checkpoint is whole" if path.exists() or older.exists() else ""
+        raise CannotWrite(f"{path} could not be written ({error}); {free} MB are free there: make room "
+                          f"or give another --out{kept}") from error
 
 
 def resume(run) -> dict | None:

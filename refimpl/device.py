@@ -39,11 +39,10 @@ def refuse_split_world(comm, environ: Mapping[str, str] = os.environ) -> None:
     """UsageError where a launcher started N processes and each is alone: another MPI's launcher."""
     started = _hint(SIZE, environ)
     if comm.size == 1 and started and started > 1:
-        from mpi4py import MPI
         raise UsageError(
             f"the launcher started {started} processes, but each is rank 0 of 1: its MPI is not "
-            f"mpi4py's, which is {MPI.Get_library_version().splitlines()[0][:60].strip()}. Use "
-            "that MPI's mpirun, or with Slurm the right --mpi (see srun --mpi=list)")
+            f"mpi4py's, which is {mpi_library()}. Use that MPI's mpirun, or with Slurm the right "
+            "--mpi (see srun --mpi=list)")
 
 
 def choose_gpu(local_rank: int, local_size: int, visible: int,
@@ -151,6 +150,12 @@ def one_node(comm) -> bool:
     alone = node.size == comm.size
     node.Free()
     return alone
+
+
+def mpi_library() -> str:
+    """Name and version of the MPI that is loaded."""
+    from mpi4py import MPI
+    return " ".join(MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ").split())
 
 
 def own_cores() -> list[int]:

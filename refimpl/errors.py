@@ -15,3 +15,7 @@ class BadImage(ValueError):
 
 class LoaderFailed(RuntimeError):
     """Loader processes died or found no memory; the message has the cure. Exit code 1."""
+
+
+class CannotWrite(OSError):
+    """A file that was open cannot be written on; the message has path and cure. Exit code 1."""

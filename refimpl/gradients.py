@@ -7,6 +7,7 @@ Every parameter's .grad is a view of it, so backward writes where the allreduce 
 workers of a rank add in worker order; the ranks add as the algorithm's order says (oracle/spec).
 The loss carries 1/(kn) (Goyal, remark 3), so the sum over all workers is the gradient.
 """
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -161,6 +162,8 @@ class Gradients:
                 flat.copy_(summed).mul_(QUANTUM)
             self.tail[2:] = self.summed[2 - len(TAIL):]  # counts, not multiples of the quantum
         sums = dict(zip(TAIL, self.tail.tolist()))
+        if self.exact and sums["overflow"]:
+            sums["loss"] = math.nan  # what was out of range is not in it
         if not self.exact:
             ends = torch.stack(torch.aminmax(self.flat))  # NaN if any value is
             sums["overflow"] = float(not torch.isfinite(ends).all())

@@ -23,6 +23,7 @@ def curves(log: pathlib.Path, picture: pathlib.Path, *more: pathlib.Path) -> Non
                       label=None if label else "validation", color=f"C{number}")
         axes[1, 0].plot(x, [e["lr"] for e in epochs], **style)
         axes[1, 1].step(x, [e["kn"] for e in epochs], where="mid", **style)
+    figure.suptitle("" if more else log.absolute().parent.name)
     names = ("loss", "top-1 (%)", "learning rate", "minibatch kn")
     for axis, name in zip(axes.flat, names):
         axis.set_ylabel(name)

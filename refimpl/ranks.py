@@ -1,4 +1,5 @@
 """How the ranks speak about small things: a common error, one rank's word for all."""
+import contextlib
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import numpy as np
 
 from refimpl.collective.exchange import waiting
 from refimpl.collective.guard import gather_text
-from refimpl.errors import UsageError
+from refimpl.errors import CannotWrite, UsageError
 
 
 class StopSignal:
@@ -42,15 +43,31 @@ def everywhere(comm, call):
     return result
 
 
-def writable(path: str, setting: str):
-    """The file, opened for bytes; UsageError where it cannot be written, before any training."""
+def writable(path: str, setting: str, mark: bytes):
+    """The file, opened for bytes and emptied; UsageError where it cannot be written, before any
+    training, or holds something else than such a file, in whose first 64 bytes stands `mark`."""
     if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
         raise UsageError(f"{setting} {path}: a pipe, which would wait for a reader; give a file")
     try:
+        if os.path.isfile(path):
+            with open(path, "rb") as old:
+                head = old.read(64)
+            if head and mark not in head:
+                raise UsageError(f"{setting} {path}: holds something else; give a new file")
         return open(path, "wb")
     except OSError as error:
         raise UsageError(f"{setting} {path}: {error.strerror}; give a file in a folder that exists and "
                          "may be written") from None
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Around writing on an open file: a full disk is told with path and cure."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"{path} could not be written on: {error.strerror or error}; make room, or "
+                          "give another path") from None
 
 
 def tell(comm, value=None):

@@ -22,8 +22,9 @@ from refimpl import __version__, config, plot
 from refimpl.checkpoint import run_name
 from refimpl.collective.exchange import waiting
 from refimpl.collective.guard import gather_text
+from refimpl.device import mpi_library
 from refimpl.errors import UsageError
-from refimpl.ranks import writable
+from refimpl.ranks import writable, writing
 
 
 SLOW = 1.5  # times the median of all ranks: such a rank is named
@@ -44,8 +45,8 @@ class RunLog:
             try:
                 self._go_on(resumed) if resumed else self._start()
             except OSError as error:
-                raise UsageError(f"--out {run.settings.out}: {error.strerror} ({error.filename}); give "
-                                 "a folder that can be made and written") from None
+                raise UsageError(f"--out {run.settings.out}: {error}; give a folder that can be made "
+                                 "and written") from None
             print(self._greeting(), flush=True)
             for note in (*run.train_images.notes, *run.val_images.notes):
                 print(note, file=sys.stderr, flush=True)
@@ -82,21 +83,19 @@ class RunLog:
 
     def _trace(self, path: str):
         """The trace file; of an older one the whole lines before this run's first step are kept."""
-        old, kept, head = b"", [], b'{"step": '
+        old, kept = b"", []
         with contextlib.suppress(OSError):  # `writable` says why
             old = pathlib.Path(path).read_bytes() if os.path.isfile(path) else b""
-        if old[:len(head)] != head[:len(old)]:
-            raise UsageError(f"--trace {path}: holds something else than a trace; give a new file")
         for line in old.splitlines():
             with contextlib.suppress(ValueError, LookupError, TypeError):  # the last one may be torn
                 kept += [line + b"\n"] if json.loads(line)["step"] < self.run.step else []
-        file = writable(path, "--trace")
-        file.write(b"".join(kept))
+        file = writable(path, "--trace", b'{"step": ')
+        with writing(path):
+            file.write(b"".join(kept))
         return file
 
     def _begin(self, event: str) -> None:
         """The line that says what runs from here on, and on what."""
-        from mpi4py import MPI
         run = self.run
         grid = getattr(run.allreduce.place, "rows", None)
         self.header = {
@@ -107,7 +106,7 @@ class RunLog:
             "buckets": [[b.start, b.stop, b.wire] for b in run.gradients.buckets],
             "machine": {
                 "refimpl": __version__, "commit": commit(), "python": platform.python_version(),
-                "torch": torch.__version__, "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+                "torch": torch.__version__, "mpi": mpi_library(),
                 "ranks": run.comm.size, "algorithm": run.allreduce.algorithm,
                 "grid": f"{grid}x{run.allreduce.place.columns}" if grid else None,
                 "threads": run.threads, "cpu": torch.backends.cpu.get_cpu_capability(),
@@ -120,7 +119,7 @@ class RunLog:
         return (f"{self.header['command']}\n"
                 f"{len(run.train_images)} training and {len(run.val_images)} validation images, "
                 f"{run.classes} classes; {parameters:,} parameters\n"
-                f"{run.comm.size} ranks ({m['mpi']}), {m['algorithm']}"
+                f"{run.comm.size} rank{'s' * (run.comm.size > 1)} ({m['mpi']}), {m['algorithm']}"
                 f"{' ' + m['grid'] if m['grid'] else ''}, {m['threads']} thread(s) per rank, "
                 f"{m['device']}; {self.folder}")
 
@@ -140,8 +139,9 @@ class RunLog:
         self.bar.set_postfix_str(f"epoch {moment.epoch:.1f} loss {sums['loss']:.3f}", refresh=False)
         self.bar.update()
         if self.trace:
-            self.trace.write(json.dumps(self.run.trace_line(moment, sums)).encode() + b"\n")
-            self.trace.flush()
+            with writing(self.trace.name):
+                self.trace.write(json.dumps(self.run.trace_line(moment, sums)).encode() + b"\n")
+                self.trace.flush()
 
     def epoch(self, moment, result) -> None:
         """The epoch's line, printed and written; the clocks start anew."""
@@ -193,14 +193,16 @@ class RunLog:
         """End of the run: the picture, and where everything lies."""
         self.bar.close()
         if self.first:
-            plot.curves(self.folder / "log.jsonl", self.folder / "curves.png")
+            with writing(self.folder / "curves.png"):
+                plot.curves(self.folder / "log.jsonl", self.folder / "curves.png")
             if self.trace:
                 self.trace.close()
             print(message or f"done: {self.folder}/ has log.jsonl, curves.png and checkpoint.pt",
                   flush=True)
 
     def _write(self, line: dict) -> None:
-        with open(self.folder / "log.jsonl", "a") as file:
+        log = self.folder / "log.jsonl"
+        with writing(log), open(log, "a") as file:
             file.write(json.dumps(line) + "\n")
         self.lines += 1
 

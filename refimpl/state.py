@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from refimpl.gradients import QUANTUM
-from refimpl.ranks import everywhere, writable
+from refimpl.ranks import everywhere, writable, writing
 
 
 class State:
@@ -19,8 +19,8 @@ class State:
 
     def __init__(self, run, path: str) -> None:
         self.run, self.inner = run, run.reduce
-        self.file = everywhere(run.comm, lambda: writable(path, "--state") if run.comm.rank == 0
-                               else None)
+        self.file = everywhere(run.comm, lambda: writable(path, "--state", b"images.npy")
+                               if run.comm.rank == 0 else None)
         self.images, self.labels = [], []
         run.reduce = self.reduce
 
@@ -43,17 +43,17 @@ class State:
             pieces = torch.from_numpy(local).view(run.comm.size, -1).split(
                 [shape.numel() for shape in shapes[::-1]], dim=1)[::-1]
             size = run.settings.image_size
-            np.savez(
-                self.file, images=images.reshape(-1, 3, size, size), labels=labels,
-                loss=sums["loss"], lr=moment.lr, momentum=moment.momentum, kn=moment.kn, n=moment.n,
-                ranks=run.comm.size, batch_norm=1,
-                **{f"gradient_local/{name}": piece.reshape(-1, *shape).numpy()
-                   for name, piece, shape in zip(names, pieces, shapes)},
-                **{f"gradient_sum/{name}": w.grad.contiguous().cpu().numpy()
-                   for name, w in run.model.named_parameters()},
-                **{f"weights_before/{name}": w for name, w in self.before.items()},
-                **{f"weights_after/{name}": w for name, w in self._weights().items()})
-            self.file.close()
+            with writing(self.file.name), self.file:
+                np.savez(
+                    self.file, images=images.reshape(-1, 3, size, size), labels=labels,
+                    loss=sums["loss"], lr=moment.lr, momentum=moment.momentum, kn=moment.kn,
+                    n=moment.n, ranks=run.comm.size, batch_norm=1,
+                    **{f"gradient_local/{name}": piece.reshape(-1, *shape).numpy()
+                       for name, piece, shape in zip(names, pieces, shapes)},
+                    **{f"gradient_sum/{name}": w.grad.contiguous().cpu().numpy()
+                       for name, w in run.model.named_parameters()},
+                    **{f"weights_before/{name}": w for name, w in self.before.items()},
+                    **{f"weights_after/{name}": w for name, w in self._weights().items()})
         run.reduce, run.state = self.inner, None
 
     def _weights(self) -> dict[str, np.ndarray]:

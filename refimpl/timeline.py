@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from refimpl.collective import exchange
 from refimpl.collective.guard import gather_text
-from refimpl.ranks import everywhere, writable
+from refimpl.ranks import everywhere, writable, writing
 
 STEPS = 20  # more would not fit a screen, nor a browser's memory at many ranks
 
@@ -18,7 +18,8 @@ class Timeline:
 
     def __init__(self, comm, path: str) -> None:
         self.comm = comm
-        self.file = everywhere(comm, lambda: writable(path, "--timeline") if comm.rank == 0 else None)
+        self.file = everywhere(comm, lambda: writable(path, "--timeline", b'{"traceEvents')
+                               if comm.rank == 0 else None)
         self.spans, self.messages = ([], []), ([], [])  # of the main thread, of the allreduce's
         comm.Barrier()
         self.zero, self.on = time.monotonic(), True  # hosts' clocks differ: all count from here
@@ -52,5 +53,5 @@ class Timeline:
         if self.comm.rank == 0:
             everything = [event for text in texts for event in json.loads(text)]
             text = json.dumps({"traceEvents": everything, "displayTimeUnit": "ms"})
-            self.file.write(text.encode())
-            self.file.close()
+            with writing(self.file.name), self.file:
+                self.file.write(text.encode())

@@ -16,7 +16,7 @@ import traceback
 
 from refimpl import config, device, launch
 from refimpl.collective.guard import Watchdog
-from refimpl.errors import BadImage, Diverged, LoaderFailed, UsageError
+from refimpl.errors import BadImage, CannotWrite, Diverged, LoaderFailed, UsageError
 from refimpl.ranks import StopSignal, everywhere
 from refimpl.schedule import Moment
 
@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, then train. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped on request."""
     stop, problem, patience = StopSignal(), None, 60.0
     stop.listen([signal.SIGUSR1])  # the others end a start of MPI that waits for ever
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # closed by the shell: >&-
     sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
     try:
         settings, flags = config.parse(sys.argv[1:] if argv is None else argv)
@@ -75,14 +76,11 @@ def main(argv: list[str] | None = None) -> int:
         patience = settings.timeout
     except UsageError as error:
         problem = error
-    faulthandler.dump_traceback_later(patience, exit=True, file=sys.__stderr__)
     try:
-        from mpi4py import MPI  # starts it, with all ranks, or waits for those that do not come
+        MPI = wait_for_all_ranks_to_start_mpi(patience)
     except ImportError as error:
         print(f"refimpl.train: {problem or error}", file=sys.stderr)
         return 2
-    finally:
-        faulthandler.cancel_dump_traceback_later()
     stop.listen()
     comm = MPI.COMM_WORLD
     try:
@@ -92,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, Diverged) as error:
         return leave(comm, error)
     except BaseException as error:  # this rank alone: without an abort the others would wait for ever
-        plain = isinstance(error, (BadImage, LoaderFailed))
+        plain = isinstance(error, (BadImage, CannotWrite, LoaderFailed))
         told = str(error) if plain else traceback.format_exc()
         if isinstance(error, MemoryError) or "memory" in str(error) and not plain:
             told += "out of memory: start fewer ranks per node, or lower --n or --loaders"
@@ -100,6 +98,17 @@ def main(argv: list[str] | None = None) -> int:
               flush=True)
         comm.Abort(1)
         os._exit(1)  # MPICH's Abort returns, and the launcher kills a moment later
+
+
+def wait_for_all_ranks_to_start_mpi(patience: float):
+    """mpi4py's MPI. Where some rank does not come, the job ends, and a stack names this function:
+    MPI holds the interpreter meanwhile, so nothing else could speak."""
+    faulthandler.dump_traceback_later(max(10, patience), exit=True, file=sys.__stderr__)
+    try:
+        from mpi4py import MPI
+        return MPI
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def refuse(problem: UsageError | None) -> None:

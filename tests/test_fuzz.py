@@ -138,7 +138,7 @@ def test_a_path_that_is_no_file_is_refused_at_once(setting, tmp_path):
 
 def test_a_pipe_to_write_into_is_refused(tmp_path):
     with pytest.raises(UsageError, match="--trace .* pipe"):
-        writable(odd_files(tmp_path)["pipe"], "--trace")
+        writable(odd_files(tmp_path)["pipe"], "--trace", b"")
 
 
 def png(width: int, height: int) -> bytes:

@@ -151,11 +151,28 @@ def test_a_trace_keeps_the_steps_before_a_resume(data, tmp_path):
         assert steps == list(range(reached))
 
 
-def test_a_file_that_is_no_trace_is_not_written_over(data, tmp_path):
-    (tmp_path / "notes").write_text("mine")
-    job = mpirun(MPIS[0], 2, *small(data, tmp_path, "--trace", str(tmp_path / "notes")))
-    assert job.returncode == 2 and "something else than a trace" in job.stderr
-    assert (tmp_path / "notes").read_text() == "mine"
+FILES = ("--trace", "--state", "--timeline")
+
+
+@pytest.mark.parametrize("setting", FILES)
+def test_only_a_file_of_the_same_kind_is_written_over(setting, data, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    run = small(data, tmp_path, setting, str(tmp_path / "file"), "--max-steps", "1")
+    job = mpirun(MPIS[0], 2, *run)
+    assert job.returncode == 2 and f"{setting} {tmp_path}/file: holds something else" in job.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+    for old in (b"", None):  # as a run that was killed left it; the last run's own
+        if old is not None:
+            (tmp_path / "file").write_bytes(old)
+        assert mpirun(MPIS[0], 2, *run).returncode == 0
+        assert (tmp_path / "file").stat().st_size > 200
+
+
+@pytest.mark.parametrize("setting", FILES)
+def test_a_full_disk_is_told_with_path_and_cure(setting, data, tmp_path):
+    job = mpirun(MPIS[0], 2, *small(data, tmp_path, setting, "/dev/full", "--max-steps", "2"))
+    assert job.returncode == 1 and "Traceback" not in job.stderr, job.stderr
+    assert "/dev/full could not be written on: No space left on device; make room" in job.stderr
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks_with_code_1(data, tmp_path):
