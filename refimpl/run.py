@@ -233,7 +233,7 @@ class Run:
         checkpoint.save(self)
         self.saved = time.monotonic()
 
-    def stop(self, moment: Moment) -> int:
+    def stop(self) -> int:
         """Asked to stop: everything is saved; the same command with --resume auto goes on."""
         self.save()
         self.log.close(f"stopped on request after step {self.step}; go on with --resume auto")

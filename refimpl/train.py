@@ -31,7 +31,7 @@ def train(settings: config.Settings, comm, stop: StopSignal) -> int:
             sums = train_step(run, moment)
             run.after_step(moment, sums)
             if sums["stop"]:  # any rank was asked to: all ranks see the same sum
-                return run.stop(moment)
+                return run.stop()
         return run.finish()
 
 
