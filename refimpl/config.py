@@ -55,8 +55,8 @@ def _text(name: str, path: pathlib.Path) -> str:
         if whole or not path.exists():
             return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())}; --list-recipes shows "
-                         "all, or give a path to a .toml file") from None
+        raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())}; refimpl.train "
+                         "--list-recipes shows all, or give a path to a .toml file") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"recipe {name!r} cannot be read: {error}") from None
     raise UsageError(f"recipe {name!r} is no file of less than 1 MiB")
@@ -121,7 +121,7 @@ def parse(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
 
 def complete(s: Settings) -> Settings:
     """Check what one setting alone does not show, and cut the bands at the last epoch."""
-    if s.grid != "auto" and not re.fullmatch("[1-9][0-9]{0,5}x[1-9][0-9]{0,5}", s.grid):
+    if s.grid != "auto" and not SHAPE.fullmatch(s.grid):
         raise UsageError(f"--grid {s.grid}: expected ROWSxCOLUMNS, such as 2x4, or auto")
     if s.sum == "exact" and s.wire != "none":
         raise UsageError(f"--sum exact cannot go with --wire {s.wire}: leave one out")
@@ -203,6 +203,10 @@ def checked(convert, sound, expected: str):
 
 PICTURE = checked(pathlib.Path, lambda path: path.suffix in (".png", ".pdf", ".svg") and os.access(
     path.parent, os.W_OK) and not path.is_dir(), "a .png, .pdf or .svg in a folder that exists")
+SHAPE = re.compile("([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
+GRID = checked(lambda text: tuple(map(int, SHAPE.fullmatch(text)[0].split("x"))), bool,
+               "ROWSxCOLUMNS, such as 34x64")
+
 
 @functools.cache
 def _parser() -> argparse.ArgumentParser:

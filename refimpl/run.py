@@ -92,7 +92,7 @@ class Run:
     def _build_step(self) -> None:
         """Gradients, their sum, the update."""
         s = self.settings
-        grid = None if s.grid == "auto" else tuple(int(side) for side in s.grid.split("x"))
+        grid = None if s.grid == "auto" else config.GRID(s.grid)
         # where adding and computing share the same cores, nothing can hide behind anything
         one_cpu_node = device.one_node(self.comm) and self.device.type == "cpu"
         bucket = s.bucket_mb * 1e6 or choice.bucket_bytes(self.comm.size)

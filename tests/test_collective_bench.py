@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from refimpl.bench.allreduce import grid, parse, row, sizes, slowest
+from refimpl.bench.allreduce import parse, row, sizes, slowest
 from refimpl.errors import UsageError
 from tests.mpi import flavours, mpirun
 
@@ -20,12 +20,12 @@ def test_sizes_and_grids_as_people_write_them():
     assert sizes("102228128") == [102228128] and sizes("64K") == [65536]
     assert sizes("4K:256K") == [4096, 32768, 262144]
     assert sizes("4K:128M")[-1] == 128 << 20
-    assert grid("2x4") == (2, 4) and grid(None) is None
+    assert parse(["--grid", "2x4"]).grid == (2, 4) and parse([]).grid is None
     for bad in ("4G:", "", "4K:5K:6K", "x"):
         with pytest.raises(UsageError):
             sizes(bad)
     with pytest.raises(UsageError):
-        grid("2*4")
+        parse(["--grid", "2*4"])
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -52,12 +52,25 @@ def test_all_algorithms_beside_mpi_and_gloo(mpi, tmp_path):
 @pytest.mark.parametrize("wrong", [
     ["--repeats", "0"], ["--warmup", "-1"], ["--json", "/nowhere/rows"], ["--plot", "/nowhere/p.png"],
     ["--plot", "picture.exe"], ["--sizes", "0"], ["--sizes", "5"], ["--sizes", "64K:1K"],
+    ["--sizes", "999999999999M"], ["--sizes", "4K:" + "9" * 5000],
     ["--wire", "float16", "--algorithms", "mpi"]])
 def test_what_cannot_be_measured_or_kept_is_refused_before_measuring(wrong):
     with pytest.raises(UsageError):
         parse(wrong)
 
 
-def test_a_wrong_word_is_one_line_and_code_2():
-    job = mpirun(next(iter(flavours())), 1, "-m", "refimpl.bench", "allreduce", "--grid", "2by4")
-    assert job.returncode == 2 and "2x4" in job.stderr and "Traceback" not in job.stderr
+@pytest.mark.parametrize("argv, words", [
+    (["allreduce", "--grid", "2by4"], "refimpl.bench: argument --grid: '2by4': expected ROWSxCOLUMNS"),
+    (["allreduce", "--sizes", "999999999999M"], "refimpl.bench: --sizes: 1048575999998951424 bytes"),
+    (["allreduce", "--grid", "2x4"], "refimpl.bench: a grid of 2 x 4 does not hold 3 ranks"),
+    (["step", "--repeats", "x"], "refimpl.bench: argument --repeats: "), (["rumour"], "usage: ")])
+@pytest.mark.parametrize("mpi", flavours())
+def test_a_wrong_word_is_told_once_and_all_ranks_end_with_code_2(mpi, argv, words):
+    job = mpirun(mpi, 3, "-m", "refimpl.bench", *argv)
+    assert job.returncode == 2 and job.stderr.count(words) == 1 and "Traceback" not in job.stderr
+
+
+def test_one_rank_has_no_busbw_to_draw(tmp_path):
+    job = mpirun(next(iter(flavours())), 1, "-m", "refimpl.bench", "allreduce", "--sizes", "4K",
+                 "--plot", str(tmp_path / "plot.png"))
+    assert job.returncode == 2 and "start 2 ranks or more" in job.stderr and not [*tmp_path.iterdir()]

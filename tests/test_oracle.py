@@ -11,7 +11,7 @@ import pytest
 
 from refimpl.errors import UsageError
 from refimpl.oracle import families, spec, words
-from refimpl.oracle.__main__ import USAGE, main
+from refimpl.oracle.__main__ import USAGE, _arguments, main
 from refimpl.oracle.cases import Case, dump, load
 from refimpl.oracle.check import where
 from tests.mpi import ROOT
@@ -211,14 +211,15 @@ def test_a_mismatch_names_rank_element_chunk_owner_and_distance(case_file, tmp_p
     assert main(["check", case, got]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "case 1 rank 1 element 0 chunk 0 owner 2 got 42920001 want 42920000 ulps 1",
-        "0 passed, 1 failed; levels met: none"]
+        "0 passed, 1 failed; levels met: none",
+        "`explain` in place of check says what it looks like"]
 
 
 def test_at_most_twenty_mismatches(case_file, tmp_path, capsys):
     case = case_file("--family", "exact", "--count", "50")
     got = written(tmp_path / "got.txt", 4 * ((" 00000000" * 50)[1:] + "\n"))
     assert main(["check", case, got]) == 1
-    assert len(capsys.readouterr().out.splitlines()) == 21
+    assert len(capsys.readouterr().out.splitlines()) == 20 + 2
 
 
 def test_chunk_and_owner_follow_the_order():
@@ -250,10 +251,13 @@ def test_results_may_be_npy_files_per_rank(case_file, tmp_path, capsys):
 
 
 def test_no_arguments_print_the_usage(capsys):
-    assert main([]) == 2 and main(["--help"]) == 0
-    assert capsys.readouterr().out == USAGE * 2
+    assert main([]) == 2 and main(["--help"]) == main(["gen", "--help"]) == 0
+    assert capsys.readouterr().out == USAGE * 3
     verbs = ("gen", "inputs", "expect", "check", "explain", "identify", "self", "diff", "state")
     assert all(re.search(rf"^  {verb} ", USAGE, re.M) for verb in verbs)
+    for name, default in vars(_arguments(["gen"])).items():
+        shown = "" if default in (None, False) and name != "seed" else f" [{default}]"
+        assert name in ("verb", "paths") or f"--{name}{shown}" in USAGE
 
 
 # --- hostile files ---------------------------------------------------------------------------

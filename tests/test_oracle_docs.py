@@ -43,6 +43,7 @@ def test_the_quick_start_ends_as_the_page_says(quick_start):
 def test_the_planted_fault_is_explained_as_the_page_says(quick_start):
     job = quick_start(lambda text: text.replace("(int)x.size()", "(int)x.size() - 1"))
     assert job.returncode == 1 and "element 12" in job.stdout
+    assert job.stdout.splitlines()[-1] in PAGE
     job = quick_start(commands="python -m refimpl.oracle explain case.json 'got.{rank}.txt'")
     assert job.returncode == 1 and "the tail was dropped" in job.stdout, job.stdout
     said = "the tail was dropped: elements 12-12 were never summed"

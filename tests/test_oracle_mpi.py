@@ -93,6 +93,14 @@ def test_the_job_ends_with_the_code(mpi):
 
 
 @pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("verb,name,words", [
+    ("explain", "mpi", "explain: give a case file and results"), ("check", "rumour", "module:function")])
+def test_what_cannot_be_told_is_said_once(mpi, verb, name, words):
+    job = mpirun(mpi, 3, "-m", "refimpl.oracle", verb, f"tests.oracle_subjects:{name}", timeout=60)
+    assert job.returncode == 2 and job.stderr.count(words) == 1, job.stderr
+
+
+@pytest.mark.parametrize("mpi", MPIS)
 def test_one_rank_that_raises_ends_the_job_and_says_so(mpi):
     program = ("from mpi4py import MPI\nfrom refimpl.oracle.check import call, make\n"
                "def f(x, comm):\n"

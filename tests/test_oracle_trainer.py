@@ -31,7 +31,9 @@ def test_equal_traces_conform(tmp_path, capsys):
     assert main(["diff", a, a]) == 0
     assert "5 steps, 0 to 4, with the same bits (T1)" in capsys.readouterr().out
     assert main(["diff", a, b]) == 1
-    assert "not all have step 4 (1 such steps): one run is shorter" in capsys.readouterr().out
+    assert "not all have step 4 (such steps: 1): one run is shorter" in capsys.readouterr().out
+    assert main(["diff", *[trace(tmp_path / "a", steps=1)] * 2]) == 0
+    assert "1 step, 0 to 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("key,value,words", [
@@ -155,4 +157,6 @@ def zipped(**members):
     zipped(images=npy("(1,"))])
 def test_what_is_no_state_gives_one_line_and_code_2(content, tmp_path, capsys):
     (tmp_path / "b.npz").write_bytes(content)
-    refused(capsys, "state", state(tmp_path / "a"), str(tmp_path / "b.npz"))
+    said = refused(capsys, "state", state(tmp_path / "a"), str(tmp_path / "b.npz"))
+    assert "b.npz: give an .npz as refimpl.train --state writes: " in said
+    assert content[:2] == b"PK" or "not a zip file" in said

@@ -37,6 +37,10 @@ def test_each_trainer_is_judged_as_the_page_says(command, code, words, folder, m
         assert word in said.out + said.err
 
 
+def test_a_demo_that_resumes_does_not_find_the_runs_of_the_page(folder):
+    assert {run.name.split("-")[0] for run in (folder / "runs").iterdir()} == {"ddp"}
+
+
 def test_the_page_judges_right_ones_wrong_ones_and_one_that_cannot_be_told():
     assert len(ROWS) >= 12 and {code for _, code, _ in ROWS} == {"0", "1", "2"}
 

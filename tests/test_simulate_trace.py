@@ -90,10 +90,17 @@ def test_the_command_prints_and_draws(tmp_path):
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_grid_that_does_not_fit_is_one_line_and_code_2():
-    done = command("trace", "--ranks", "6", "--algorithm", "torus", "--grid", "2x2")
-    assert done.returncode == 2 and "(2, 2): a torus of 4 ranks, not of 6" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+@pytest.mark.parametrize("algorithm, words", [("torus", "a torus of 4 ranks, not of 6"),
+                                              ("ring", "is for a torus; leave it out for ring")])
+def test_a_grid_that_does_not_fit_is_one_line_and_code_2(algorithm, words):
+    done = command("trace", "--ranks", "6", "--algorithm", algorithm, "--grid", "2x2")
+    assert done.returncode == 2 and done.stderr == f"refimpl.simulate: --grid 2x2: {words}\n"
+
+
+def test_without_a_command_it_lists_them():
+    bare, asked = command(), command("--help")
+    assert (bare.returncode, asked.returncode) == (2, 0) and not bare.stderr
+    assert bare.stdout == asked.stdout and "print and draw who sends what to whom" in bare.stdout
 
 
 @pytest.mark.parametrize("line", ["simulate trace --ranks 64", "oracle gen --family sizes --ranks 6",

@@ -1,7 +1,9 @@
 """Dispatch to the one file that holds the named measurement."""
 import importlib
+import os
 import sys
 
+from ..device import rank_hint
 from ..errors import UsageError
 
 COMMANDS = {"allreduce": "time each algorithm over message sizes, beside MPI's own and Gloo",
@@ -10,15 +12,19 @@ COMMANDS = {"allreduce": "time each algorithm over message sizes, beside MPI's o
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in COMMANDS:
-        print("usage: python -m refimpl.bench COMMAND [--help]\n" + "\n".join(
-            f"  {name:12}{what}" for name, what in COMMANDS.items()), file=sys.stderr)
-        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    told = "usage: python -m refimpl.bench COMMAND [--help]\n" + "\n".join(
+        f"  {name:12}{what}" for name, what in COMMANDS.items())
     try:
-        return importlib.import_module(f"refimpl.bench.{argv[0]}").main(argv[1:]) or 0
+        if argv and argv[0] in COMMANDS:
+            return importlib.import_module(f"refimpl.bench.{argv[0]}").main(argv[1:]) or 0
     except UsageError as error:
-        print(f"refimpl.bench: {error}", file=sys.stderr)
-        return 2
+        told = f"refimpl.bench: {error}"
+    if not (rank := rank_hint(os.environ)):
+        print(told, file=sys.stderr, flush=True)
+    if rank is not None and argv[:1] != ["input"]:  # a launcher may end all when the first one leaves
+        from mpi4py import MPI
+        MPI.COMM_WORLD.Barrier()
+    return 0 if argv[:1] in (["-h"], ["--help"]) else 2
 
 
 if __name__ == "__main__":

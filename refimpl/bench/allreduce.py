@@ -17,18 +17,21 @@ import time
 import numpy
 
 from ..collective import ALGORITHMS, allreducer
-from ..config import PICTURE, Parser
+from ..config import GRID, PICTURE, Parser
+from ..device import mpi_library, own_cores
 from ..errors import UsageError
 from ..collective.guard import Watchdog
-from ..ranks import tell
+from ..ranks import everywhere, tell
 
 COLUMNS = ("algorithm", "bytes", "ranks", "median_s", "min_s", "max_s", "n", "algbw", "busbw")
 
 
 def main(argv: list[str]) -> None:
-    args = parse(argv)
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
+    args = everywhere(comm, lambda: parse(argv))
+    if args.plot and comm.size == 1:
+        raise UsageError(f"--plot {args.plot}: the busbw of one rank is 0; start 2 ranks or more")
     with Watchdog(args.timeout):
         rows = []
         for length in args.sizes:
@@ -39,7 +42,7 @@ def main(argv: list[str]) -> None:
         propose(rows)
         if args.json:
             with open(args.json, "a") as file:
-                file.writelines(json.dumps({**row, **about(MPI)}) + "\n" for row in rows)
+                file.writelines(json.dumps({**row, **about()}) + "\n" for row in rows)
         if args.plot:
             plot(rows, args.plot)
 
@@ -49,7 +52,7 @@ def parse(argv):
     parser = Parser(prog="refimpl.bench allreduce")
     parser.add_argument("--algorithms", nargs="+", default=list(known), choices=known)
     parser.add_argument("--sizes", default="4K:128M", help="bytes: 64K, or FROM:TO in steps of 8")
-    parser.add_argument("--grid", help="RxC of the torus")
+    parser.add_argument("--grid", type=GRID, metavar="RxC", help="of the torus")
     parser.add_argument("--ranks-per-node", type=int, help="of hierarchical; default: as they are")
     parser.add_argument("--wire", choices=("float16", "bfloat16"))
     parser.add_argument("--shared", action="store_true",
@@ -66,17 +69,20 @@ def parse(argv):
                       or os.path.isdir(args.json)):  # before anything is measured
         raise UsageError(f"--json {args.json}: cannot be written; give a file in a folder that exists")
     args.sizes = [size // 4 for size in sizes(args.sizes)]
-    args.grid = grid(args.grid)
     if args.wire:
         args.algorithms = [a for a in args.algorithms if a not in ("mpi", "gloo")]
         if not args.algorithms:
             raise UsageError("--wire: mpi and gloo have none; name another algorithm")
+    most, memory = 4 * args.sizes[-1], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if most * (len(args.algorithms) + 3) > memory:  # their buffers, what fills them, what must come out
+        raise UsageError(f"--sizes: {most} bytes, for each of --algorithms and 3 times more, do not fit into "
+                         f"{memory} bytes of memory; give smaller sizes or fewer algorithms")
     return args
 
 
 def sizes(text: str) -> list[int]:
     """Bytes: "102228128" or "64K" is one size, "4K:128M" is 4K, 32K, 256K, ... and 128M."""
-    ends = [re.fullmatch(r"(\d+)([KM]?)", part) for part in text.split(":")]
+    ends = [re.fullmatch(r"(\d{1,15})([KM]?)", part) for part in text.split(":")]
     if not all(ends) or len(ends) > 2:
         raise UsageError(f"--sizes {text!r}: write bytes as 64K, 102228128 or 4K:128M")
     unit = {"": 1, "K": 1 << 10, "M": 1 << 20}
@@ -88,13 +94,6 @@ def sizes(text: str) -> list[int]:
         steps.append(first)
         first *= 8
     return [*steps, last]
-
-
-def grid(text: str | None) -> tuple[int, int] | None:
-    """"2x4" is 2 rows of 4."""
-    if text and not (match := re.fullmatch(r"(\d+)x(\d+)", text)):
-        raise UsageError(f"--grid {text!r}: write rows x columns, as 2x4")
-    return (int(match[1]), int(match[2])) if text else None
 
 
 def measure(comm, length: int, args) -> list[dict]:
@@ -190,11 +189,10 @@ def propose(rows: list[dict]) -> None:
     print("fastest of ours, as (ranks, bytes, algorithm):", ", ".join(lines))
 
 
-def about(MPI) -> dict:
+def about() -> dict:
     """What a number needs beside it: MPI, machine and commit."""
     from ..runlog import commit
-    return {"mpi": MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 "),
-            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+    return {"mpi": mpi_library(), "machine": f"{platform.machine()}, {len(own_cores())} cores",
             "commit": commit()}
 
 

@@ -9,7 +9,6 @@
 The programs take turns within each repetition, and ratios are formed within it, so that a busy
 machine harms all alike. The time is the slowest rank's. Images are made once: no input is timed.
 """
-import argparse
 import contextlib
 import copy
 import functools
@@ -23,12 +22,14 @@ from torch import nn
 from .. import choice
 from ..collective import allreducer
 from ..collective.guard import Watchdog
+from ..config import Parser
 from ..device import one_node
 from ..errors import UsageError
 from ..gradients import Gradients, shared
 from ..model import ResNet, initialise, undecayed
 from ..optimizer import LossScale, Optimizer
 from ..overlap import Overlap
+from ..ranks import everywhere
 from ..schedule import Moment
 from ..train import train_step
 from .allreduce import about, gloo, slowest
@@ -101,10 +102,10 @@ def autocast(bf16: bool):
 
 
 def main(argv: list[str]) -> None:
-    args = parse(argv)
-    torch.set_num_threads(args.threads)
     from mpi4py import MPI
     comm, rows = MPI.COMM_WORLD, []
+    args = everywhere(comm, lambda: parse(argv))
+    torch.set_num_threads(args.threads)
     args.one_node = one_node(comm)
     with Watchdog(args.timeout):
         for size, n in args.sizes:
@@ -115,11 +116,11 @@ def main(argv: list[str]) -> None:
                         show(rows[-len(args.programs):], header=len(rows) == len(args.programs))
     if comm.rank == 0 and args.json:
         with open(args.json, "a") as file:
-            file.writelines(json.dumps({**row, **about(MPI)}) + "\n" for row in rows)
+            file.writelines(json.dumps({**row, **about()}) + "\n" for row in rows)
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(prog="refimpl.bench step")
+    parser = Parser(prog="refimpl.bench step")
     programs = ("ours", "behind", "ddp", "exact", "alone")
     parser.add_argument("--programs", nargs="+", default=list(programs), choices=programs)
     parser.add_argument("--sizes", nargs="+", default=["64x32", "64x4", "224x8"], metavar="PXxN",

@@ -1,19 +1,22 @@
 """\
-Given P input buffers it says what an allreduce must return, and how sure that is. It checks yours,
-in any language, through files. If it finds nothing, that proves nothing; if it finds something, it
-says which rank, which element and what probably went wrong.
+Says what an allreduce of given buffers must return, and checks yours, in any language, through
+files: which rank, which element, and what probably went wrong. Finding nothing proves nothing.
 
   gen --family quick --ranks 6 --count 13 > case.json    make cases; more in refimpl/oracle/vectors
-  inputs case.json > in.txt                              the inputs as text, a line per rank
+  inputs case.json > in.txt                              the inputs as text, or --npy 'x.{case}.{rank}.npy'
   expect case.json --order torus:2x3 > want.txt          what must come out, in the same format
   check case.json got.txt                                compare; also 'got.{rank}.npy'
   explain case.json got.txt                              say what a wrong result looks like
   identify --program "./mine in.txt got.txt" --ranks 6   print the order in which a program adds
   diff a.jsonl b.jsonl      two training traces (--agree: of the ranks of a run; --band: of seeds)
   state a.npz b.npz         two training steps with all tensors
-under mpirun -np 6 python -m refimpl.oracle:
-  check module:f, identify module:f       f(buffer, comm), in place or returning the sum
-  self --order torus:2x3                  this project's own collectives
+under mpirun: check module:f, identify module:f    of f(buffer, comm), in place or returning the sum
+  self --order torus:2x3                           of this project's own collectives
+options [default]: --ranks [4], --count [13] elements on each, --seed [0], --dtype [float32]
+  --family NAME    gen: census, place, exact, spread, cancel, special, overflow, quick or sizes
+  --level NAME     agree, exact, ordered, bounded or special: the claim [gen: by family; f: exact]
+  --order NAME     ring, torus:RxC, halving_doubling, hierarchical:N[:ACROSS] or ((0+1)+2)+3 [self: ring]
+  --wire NAME      float16 or bfloat16: the type of the messages [none]
 
 Exit code, on every rank: 0 conforms, 1 does not, 2 cannot tell (bad file, not supported).
 """
@@ -44,17 +47,19 @@ LEVEL = {"spread": "bounded", "cancel": "bounded", "special": "special", "overfl
 
 def main(argv: list[str]) -> int:
     """Run one verb; returns the exit code."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] == "help" or {"-h", "--help"} & {*argv}:
         print(USAGE, end="")
         return 0 if argv else 2
     try:
         options = _arguments(argv)
         run, fewest, most = VERBS[options.verb]
         need(fewest <= len(options.paths) <= most,
-             f"{options.verb}: {len(options.paths)} paths; without arguments it prints its usage")
+             f"{options.verb}: {len(options.paths)} is a wrong number of paths; see --help")
         code, lines = run(options)
     except UsageError as error:
-        print(f"refimpl.oracle: {error}", file=sys.stderr)
+        MPI = sys.modules.get("mpi4py.MPI")  # where it runs all ranks raise alike, and end together
+        if not MPI or MPI.COMM_WORLD.rank == 0:
+            print(f"refimpl.oracle: {error}", file=sys.stderr, flush=True)
         return 2
     if lines:
         print("\n".join(lines), flush=True)
@@ -62,8 +67,8 @@ def main(argv: list[str]) -> int:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("refimpl.oracle")
-    parser.error = lambda message: need(False, f"{message}; without arguments it prints its usage")
+    parser = argparse.ArgumentParser("refimpl.oracle", add_help=False)
+    parser.error = lambda message: need(False, f"{message}; see --help")
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("paths", nargs="*")
     for name, choices in {"family": FAMILY, "order": None, "npy": None, "program": None,
@@ -126,12 +131,12 @@ def _check(options):
     cases = _cases(options)
     results = read_results(cases, options.paths[1])
     verdicts = [examine(case, got) for case, got in zip(cases, results)]
-    lines, before = [], None
+    code, lines, before = int(any(verdict.wrong for verdict in verdicts)), [], None
     for (case, wrong, _), got in zip(verdicts, results) if options.verb == "explain" else ():
         need(case.ranks * case.count <= INLINE, f"case {case.id} is too large here: use check")
         said = explain(case, got, before) if wrong else [f"conforms ({case.level})"]
         lines, before = lines + [f"case {case.id}: {line}" for line in said], case.want()
-    return int(any(verdict.wrong for verdict in verdicts)), lines or [report(verdicts)]
+    return code, lines or [report(verdicts), *["`explain` in place of check says what it looks like"][:code]]
 
 
 def _self(options):
@@ -149,6 +154,7 @@ def _self(options):
 
 def _run(options, f=None):
     from mpi4py.MPI import COMM_WORLD as comm
+    need(options.verb != "explain", "explain: give a case file and results; check takes a function")
     f = f or load_function(options.paths[0], comm.allgather)
     level = options.level or ("ordered" if options.order else "exact")
     try:
@@ -189,7 +195,7 @@ def _by_program(cases: list[Case], command: str) -> list:
 
 VERBS = {  # function, fewest and most paths
     "gen": (_gen, 0, 0), "inputs": (_inputs, 1, 1), "expect": (_inputs, 1, 1),
-    "check": (_check, 1, 2), "explain": (_check, 2, 2), "identify": (_identify, 0, 1),
+    "check": (_check, 1, 2), "explain": (_check, 1, 2), "identify": (_identify, 0, 1),
     "self": (_self, 0, 0),
     "diff": (lambda o: trainer.band(o.paths) if o.band else trainer.diff(o.paths, o.agree), 2, 99),
     "state": (lambda o: trainer.state(o.paths), 2, 2)}

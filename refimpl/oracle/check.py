@@ -95,8 +95,8 @@ def report(verdicts: Sequence[Verdict]) -> str:
         name = f"ordered ({case.order})" if case.level == "ordered" else case.level
         levels[name] += name != "agree"
     met = ", ".join(f"{name} {n}" for name, n in levels.items() if n) or "none"
-    last = f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"
-    return "\n".join([line for v in verdicts for line in v.lines][:MOST] + [last])
+    return "\n".join([line for v in verdicts for line in v.lines][:MOST] + [
+        f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"])
 
 
 def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
@@ -117,7 +117,7 @@ def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:
 
     got = [[read(case, rank) for rank in range(case.ranks)] for case in cases]
     for name, left in files.items():
-        need(not left, f"{name}: {len(left)} lines too many")
+        need(not left, f"{name}: too many lines, by {len(left)}")
     return got
 
 
@@ -127,9 +127,8 @@ def named(path: str, case: Case, rank: int) -> str:
 
 def sized(case: Case, x: np.ndarray, source: str) -> np.ndarray:
     """x, or UsageError if its type or length is not the case's."""
-    need(x.dtype == stored(case.dtype) and x.shape == (case.count,),
-         f"{source}: {x.dtype} of shape {x.shape}; case {case.id} needs {stored(case.dtype)} "
-         f"of shape ({case.count},)")
+    need(x.dtype == stored(case.dtype) and x.shape == (case.count,), f"{source}: {x.dtype} of shape "
+         f"{x.shape}; case {case.id} needs {stored(case.dtype)} of shape ({case.count},)")
     return x
 
 

@@ -78,8 +78,7 @@ def _whole(case: Case, mine: np.ndarray, want: np.ndarray, rank: int, before) ->
     return found[:3]
 
 
-def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, right: np.ndarray,
-            rank: int | None) -> list[str]:
+def _pieces(case: Case, mine: np.ndarray, want: np.ndarray, right: np.ndarray, rank: int | None) -> list[str]:
     """Faults of a range of elements: order within the buffer, or which ranks were added."""
     n, first = case.count, int(np.flatnonzero(~right)[0])
     if first and not right[first:].any() and n - first <= max(1, n % case.ranks) and (

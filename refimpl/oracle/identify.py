@@ -15,7 +15,7 @@ HUGE = {"float16": 2.0 ** 15, "bfloat16": 2.0 ** 100, "float32": 2.0 ** 100, "fl
 
 def probes(ranks: int, count: int, dtype: str = "float32") -> list[Case]:
     """One case per pair of ranks; the last: ones on every rank."""
-    need(2 <= ranks <= 16, f"identify: {ranks} ranks; use 2 to 16")
+    need(2 <= ranks <= 16, f"identify: ranks: {ranks}; use 2 to 16")
     need(count > 0, f"identify: --count {count}; use 1 or more")
     need(dtype in HUGE, f"identify: {dtype} sums have no order; use {', '.join(HUGE)}")
     cases = []
@@ -87,8 +87,7 @@ def _tree(group: tuple[int, ...], meet: dict) -> str:
     while left:
         branches.append(tuple(j for j in left if j == left[0] or meet[left[0], j] < len(group)))
         left = tuple(j for j in left if j not in branches[-1])
-    if len(branches) == 1 or any(meet[a[0], b[0]] != len(group)
-                                 for a, b in combinations(branches, 2)):
+    if len(branches) == 1 or any(meet[a[0], b[0]] != len(group) for a, b in combinations(branches, 2)):
         return "?"
     branches.sort(key=lambda branch: (-len(branch), branch))
     return "(" + "+".join(_tree(branch, meet) for branch in branches) + ")"

@@ -58,8 +58,8 @@ def diff(paths: list[str], agree: bool = False) -> tuple[int, list[str]]:
                                f"{paths[0]}, {trace[step][key]} in {path}", f"look at {cause}"]
     level = f"all {len(paths)} ranks agree (T0)" if agree else "with the same bits (T1)"
     alone = sorted(set().union(*traces) - set(steps))
-    return int(bool(alone)), [f"{len(steps)} steps, {steps[0]} to {steps[-1]}, {level}", *[
-        f"not all have step {s} ({len(alone)} such steps): one run is shorter" for s in alone[:1]]]
+    return int(bool(alone)), [f"{len(steps)} step{'s'[:len(steps) - 1]}, {steps[0]} to {steps[-1]}, {level}",
+        *[f"not all have step {s} (such steps: {len(alone)}): one run is shorter" for s in alone[:1]]]
 
 
 def band(paths: list[str]) -> tuple[int, list[str]]:
@@ -118,7 +118,7 @@ def refuse_batch_norm(a: dict, b: dict) -> None:
 
 def _npz(path: str) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.lib.npyio.NpzFile(path) as file:  # of nothing but a zip; nothing pickled
             found = dict(file)
         need(all(x.dtype.kind in "biuf" for x in found.values()), "not all of it is numbers")
         need(all(np.size(found.get(key, 0)) == 1 for key in ("n", "ranks", "batch_norm")),
@@ -128,4 +128,4 @@ def _npz(path: str) -> dict[str, np.ndarray]:
             need(key in found, f"{key} is missing")
         return found
     except Exception as error:  # what zipfile and NumPy raise for a bad file is anything
-        raise not_sound(path, error) from None
+        raise not_sound(path, f"give an .npz as refimpl.train --state writes: {error}") from None

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from refimpl.collective.grid import default_shape
-from refimpl.config import PICTURE, Parser, checked, load_recipe
+from refimpl.config import GRID, PICTURE, Parser, checked, load_recipe
 from refimpl.errors import UsageError
 from refimpl.settings import Settings
 from refimpl.simulate import step as steps, trace as drawing
@@ -25,8 +25,6 @@ SPAN = checked(lambda text: tuple(map(int, text.split(":"))), lambda span: 1 <= 
                <= MOST_RANKS and len(span) == 2, "FIRST:LAST, such as 4:4096")
 SIZE = checked(lambda t: float(t[:-1]) * UNITS[t[-1]] if t[-1] in UNITS else float(t),
                lambda nbytes: 1 <= nbytes <= 1e11, "bytes, from 1 to 100G, such as 51M (a million)")
-GRID = checked(lambda text: tuple(map(int, text.lower().split("x"))),
-               lambda shape: len(shape) == 2 and min(shape) > 0, "ROWSxCOLUMNS, such as 34x64")
 CONSTANT = checked(lambda text: (text.split("=")[0], float(text.split("=")[1])), bool,
                    "NAME=VALUE, such as between.latency=5e-6")
 
@@ -39,10 +37,11 @@ OPTIONS = {
 
 
 def check_grid(grid, algorithms, ranks: int) -> None:
+    text = "x".join(map(str, grid or ()))
     if grid and "torus" not in algorithms:
-        raise UsageError(f"--grid {grid}: is for a torus; leave it out for {' '.join(algorithms)}")
+        raise UsageError(f"--grid {text}: is for a torus; leave it out for {' '.join(algorithms)}")
     if grid and math.prod(grid) != ranks:
-        raise UsageError(f"--grid {grid}: a torus of {math.prod(grid)} ranks, not of {ranks}")
+        raise UsageError(f"--grid {text}: a torus of {math.prod(grid)} ranks, not of {ranks}")
 
 
 def trace(settings) -> None:
@@ -146,7 +145,8 @@ def papers(settings) -> None:
 
 def parser() -> Parser:
     top = Parser(prog="python -m refimpl.simulate", description=__doc__)
-    commands = top.add_subparsers(dest="command", required=True)
+    top.set_defaults(run=lambda settings: top.print_help() or 2)
+    commands = top.add_subparsers()
 
     def command(function, text, *options, **own):
         one = commands.add_parser(function.__name__, help=text)
@@ -172,13 +172,12 @@ def parser() -> Parser:
 
 def main() -> int:
     try:
-        (settings := parser().parse_args()).run(settings)
+        return (settings := parser().parse_args()).run(settings) or 0
     except (UsageError, RankFailed) as error:
         if not isinstance(error.__cause__ or error, UsageError):
             raise
-        print(error.__cause__ or error, file=sys.stderr)
+        print(f"refimpl.simulate: {error.__cause__ or error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":
