@@ -1,6 +1,6 @@
 // LARS: the trust ratio of each tensor, from the norms of its weights and of its gradient.
 //
-//   lars_norms   sums[2p], sums[2p+1] = sum of w^2 and of (scale*g)^2 over piece p, in float64
+//   lars_norms   sums[2p], sums[2p+1] = sum of w^2 and of g^2 over piece p, in float64
 //   lars_ratio   ratio[t] from the sums of pieces first[t] .. first[t+1]-1, added in float64 and in
 //                a fixed order: launched with 256 threads, the bits do not depend on the grid
 //
@@ -9,21 +9,21 @@
 //   TF  (contrib, MLPerf) c|w| / (|g| + decay|w| + eps); ratio 1 where a norm is 0
 //
 // decay is per tensor. A tensor with adapt 0 (bias, batch norm) has ratio 1. |.| is the Euclidean
-// norm in float64: no float16 or float32 norm can overflow or vanish; ratio is rounded to float32.
+// norm in float64: no norm of float32 values can overflow or vanish; ratio is rounded to float32.
 #include "pieces.h"
 
-template <class Gradient>
-__device__ inline void norms(double* sums, const float* const* weights, const Gradient* gradient,
-                             const Piece* pieces, int64 count, float scale) {
+extern "C" __global__ void lars_norms_float32(double* sums, const float* const* weights,
+                                              const float* gradient, const Piece* pieces,
+                                              int64 count) {
     for_my_pieces(pieces, count, [=](Piece piece, int64 p) {
         const float* w = part(weights[piece.tensor], piece.offset);
-        const Gradient* g = part(gradient, piece.start);
+        const float* g = part(gradient, piece.start);
         double ww = 0, gg = 0;
         sweep<4>(of_block(), piece.length, [=, &ww, &gg](auto width, int64 i) {
             const auto x = load(width, w + i);
             const auto y = load(width, g + i);
             for (int k = 0; k < width; ++k) {
-                const double a = x.at[k], b = value(y.at[k]) * scale;
+                const double a = x.at[k], b = y.at[k];
                 ww += a * a;
                 gg += b * b;
             }
@@ -56,15 +56,6 @@ __device__ inline void ratios(float* ratio, const double* sums, const int64* fir
                                 : 1;
     }
 }
-
-#define NORMS(name, Gradient) \
-    extern "C" __global__ void lars_norms_##name(double* sums, const float* const* weights, \
-            const Gradient* gradient, const Piece* pieces, int64 count, float scale) { \
-        norms(sums, weights, gradient, pieces, count, scale); \
-    }
-NORMS(float32, float)
-NORMS(float16, float16)
-NORMS(bfloat16, bfloat16)
 
 #define RATIO(name, NNL) \
     extern "C" __global__ void lars_ratio_##name(float* ratio, const double* sums, \

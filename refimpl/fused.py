@@ -11,7 +11,7 @@ import torch
 from refimpl import kernels
 from refimpl.collective import buffers
 from refimpl.gradients import as_array
-from refimpl.optimizer import Optimizer, flat
+from refimpl.optimizer import Optimizer
 
 
 class Fused:
@@ -44,13 +44,13 @@ class Fused:
         if o.trust:
             ratio = self.ratio
             self._launch("lars_norms_float32", self.pieces, self.sums, self.weights, self.gradient,
-                         self.table, self.pieces, 1.0)
+                         self.table, self.pieces)
             self._launch(o.trust.__name__.replace("lars", "lars_ratio"), self.tensors, ratio,
                          self.sums, self.first, self.decay, self.adapt, self.tensors,
                          o.coefficient, o.eps)
         self._launch("update_float32", self.pieces, self.weights, self.momenta, self.gradient,
-                     self.table, self.pieces, self.decay, ratio, kernels.NULL, 1.0, inside,
-                     absorbed, momentum, np.int32(o.nesterov), outside)
+                     self.table, self.pieces, self.decay, ratio, inside, absorbed, momentum,
+                     np.int32(o.nesterov), outside)
 
     def _launch(self, name: str, blocks, *arguments) -> None:
         kernels.launch(self.cupy, name, int(blocks), *(

@@ -56,29 +56,12 @@ def add(kernel, n, into, source):
 
 
 def wire(kernel, n, what, word):
-    if what == "decode":
-        words = draw(n, word, 3)
-        return Case([zeros(n, "float32"), words],
-                    lambda cp, v, w: partial(elementwise, cp, kernel, n, v, w),
-                    lambda v, _: twins.same(v, twins.widen(words, word), "float32"), 6 * n)
-
-    x = draw(n, "float32", 3)
-
-    def right(w, v):
-        words, values = twins.wire_round(x, word)
-        return twins.same(w, words, word) and twins.same(v, values if what == "round" else x,
-                                                         "float32")
-
-    return Case([zeros(n, word), x], lambda cp, w, v: partial(elementwise, cp, kernel, n, w, v),
-                right, (10 if what == "round" else 6) * n)
-
-
-def finite(kernel, n, name):
-    x = zeros(n, name)
-    x[n // 2:n // 2 + 1] = twins.narrow(np.array([np.inf], F32), name)
-    return Case([np.zeros(1, np.int32), x],
-                lambda cp, flag, a: partial(elementwise, cp, kernel, n, flag, a),
-                lambda flag, _: flag[0] == (n > 0), n * size(name))
+    source, target = ("float32", word) if what == "encode" else (word, "float32")
+    convert = twins.narrow if what == "encode" else twins.widen
+    x = draw(n, source, 3)
+    return Case([zeros(n, target), x], lambda cp, y, a: partial(elementwise, cp, kernel, n, y, a),
+                lambda y, a: (twins.same(y, convert(x, word), target)
+                              and twins.same(a, x, source)), 6 * n)
 
 
 def images(kernel, n, name, planar):
@@ -121,54 +104,53 @@ def pack(kernel, n, flat, tensor, back):
                 n * (size(source) + size(target)))
 
 
-def lars(kernel, n, name, form):
+def lars(kernel, n, form):
     """Norms and ratios together, as they are used; float64 sums compared within their roundings."""
     starts, table, first = tensors(n)
     n, count, tensor_count = int(starts[-1]), int(first[-1]), len(starts) - 1
-    w, g = (twins.narrow(np.resize(np.random.default_rng(5).standard_normal(10_007), n).astype(F32),
-                         t) for t in ("float32", name))
+    w = np.resize(np.random.default_rng(5).standard_normal(10_007), n).astype(F32)
+    g = F32(0.5) * w[::-1]
     decay, adapt = np.full(tensor_count, 1e-4, F32), np.ones(tensor_count, np.uint8)
 
     def ready(cp, ratio, sums, w, g, table, first, decay, adapt):
         pointers = addresses(cp, w, starts)
 
         def both():
-            launch(cp, kernel, count, sums, pointers, g, table, I64(count), F32(0.5))
+            launch(cp, kernel, count, sums, pointers, g, table, I64(count))
             launch(cp, f"lars_ratio_{form}", tensor_count, ratio, sums, first, decay, adapt,
                            I64(tensor_count), F32(0.001), F32(1e-6))
         return both
 
     def right(ratio, *_):
         cut = [slice(a, b) for a, b in zip(starts, starts[1:])]
-        norms = np.sqrt(twins.lars_norms([w[c] for c in cut], [g[c] for c in cut], name, 0.5))
+        norms = np.sqrt(twins.lars_norms([w[c] for c in cut], [g[c] for c in cut]))
         want = [twins.lars_ratio(form, *x, float(F32(1e-4)), True, float(F32(0.001)),
                                  float(F32(1e-6))) for x in norms]
         return np.allclose(ratio, want, rtol=2**-22, atol=0)  # one float32 rounding, and to spare
 
     return Case([zeros(tensor_count, "float32"), np.zeros(2 * count), w, g, table, first, decay,
-                 adapt], ready, right, n * (4 + size(name)))
+                 adapt], ready, right, n * 8)
 
 
-def update(kernel, n, name):
+def update(kernel, n):
     starts, table, first = tensors(n)
     n, count, tensor_count = int(starts[-1]), int(first[-1]), len(starts) - 1
-    w, u, g = draw(n, "float32", 6), draw(n, "float32", 7), draw(n, name, 8)
+    w, u, g = (draw(n, "float32", seed) for seed in (6, 7, 8))
     decay = np.resize(np.array([0, 1e-4], F32), tensor_count)
     ratio = np.resize(np.array([0.5, 1, 3], F32), tensor_count)
-    values = dict(scale=2**-8, inside=1, carry=0.9, momentum=0.9, nesterov=1, outside=0.1)
+    values = dict(inside=1, carry=0.9, momentum=0.9, nesterov=1, outside=0.1)
     scalars = [np.int32(v) if k == "nesterov" else F32(v) for k, v in values.items()]
 
-    def ready(cp, w, u, g, table, decay, ratio, overflow):
+    def ready(cp, w, u, g, table, decay, ratio):
         return partial(launch, cp, kernel, count, addresses(cp, w, starts), u, g, table,
-                       I64(count), decay, ratio, overflow, *scalars)
+                       I64(count), decay, ratio, *scalars)
 
     def right(w1, u1, *_):
         each = [np.repeat(x, np.diff(starts)) for x in (decay, ratio)]
-        want = twins.update(w, u, g, name, decay=each[0], ratio=each[1], **values)
+        want = twins.update(w, u, g, decay=each[0], ratio=each[1], **values)
         return twins.same(w1, want[0], "float32") and twins.same(u1, want[1], "float32")
 
-    return Case([w, u, g, table, decay, ratio, np.zeros(1, np.int32)], ready, right,
-                n * (16 + size(name)))
+    return Case([w, u, g, table, decay, ratio], ready, right, n * 20)
 
 
 def cases() -> Iterator[tuple[str, Callable[[int], Case]]]:
@@ -177,18 +159,17 @@ def cases() -> Iterator[tuple[str, Callable[[int], Case]]]:
         yield f"add_{t}", partial(add, into=t, source=t)
     for t in WORDS:
         yield f"add_float32_{t}", partial(add, into="float32", source=t)
-        for what in ("encode", "round", "decode"):
+        for what in ("encode", "decode"):
             yield f"wire_{what}_{t}", partial(wire, what=what, word=t)
     for t in FLOATS:
-        yield f"finite_{t}", partial(finite, name=t)
         for planar in (1, 0):
             yield f"images_{t}", partial(images, name=t, planar=planar)
         for flat in FLOATS:
             yield f"pack_{flat}_{t}", partial(pack, flat=flat, tensor=t, back=False)
             yield f"pack_back_{t}_{flat}", partial(pack, flat=flat, tensor=t, back=True)
-        for form in ("nnl", "tf"):
-            yield f"lars_norms_{t}", partial(lars, name=t, form=form)
-        yield f"update_{t}", partial(update, name=t)
+    for form in ("nnl", "tf"):
+        yield "lars_norms_float32", partial(lars, form=form)
+    yield "update_float32", update
 
 
 def place(cp, x, shift=0):

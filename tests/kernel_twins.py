@@ -30,20 +30,14 @@ def add(into, source, into_name, source_name):
     return narrow(widen(into, into_name) + widen(source, source_name), into_name)
 
 
-def wire_round(values, name):
-    words = narrow(values, name)
-    return words, widen(words, name)
-
-
 def scaled(x, from_name, to_name, scale):
     return narrow(widen(x, from_name) * F32(scale), to_name)
 
 
-def lars_norms(weights, gradients, name, scale):
-    """Sums of squares, [tensors, 2], float64: of weights and of scaled gradients."""
-    return np.array([[np.sum(w.astype(np.float64) ** 2),
-                      np.sum((widen(g, name) * F32(scale)).astype(np.float64) ** 2)]
-                     for w, g in zip(weights, gradients)])
+def lars_norms(weights, gradients):
+    """Sums of squares, [tensors, 2], float64: of weights and of gradients."""
+    return np.array([[np.sum(x.astype(np.float64) ** 2) for x in pair]
+                     for pair in zip(weights, gradients)])
 
 
 def lars_ratio(form, w_norm, g_norm, decay, adapt, coefficient, eps):
@@ -60,9 +54,9 @@ def lars_ratio(form, w_norm, g_norm, decay, adapt, coefficient, eps):
     return coefficient * w_norm / (denominator + eps)
 
 
-def update(w, u, g, name, *, decay, ratio, scale, inside, carry, momentum, nesterov, outside):
+def update(w, u, g, *, decay, ratio, inside, carry, momentum, nesterov, outside):
     """One tensor; returns new (weights, momentum). Scalars are rounded to float32 first."""
-    a = (F32(inside) * F32(ratio)) * (F32(scale) * widen(g, name) + F32(decay) * w)
+    a = (F32(inside) * F32(ratio)) * (g + F32(decay) * w)
     u = F32(carry) * u + a
     return w - F32(outside) * (a + F32(momentum) * u if nesterov else u), u
 

@@ -13,15 +13,13 @@ FILES = sorted(path.name for path in kernels.folder().glob("*.cu"))
 KERNELS = {  # all names, by hand: what collective.buffers and the check on a GPU may ask for
     "add.cu": ["add_float16", "add_bfloat16", "add_float32", "add_float64", "add_int32",
                "add_int64", "add_float32_float16", "add_float32_bfloat16"],
-    "wire.cu": [f"wire_{what}_{word}" for what in ("encode", "round", "decode")
+    "wire.cu": [f"wire_{what}_{word}" for what in ("encode", "decode")
                 for word in ("float16", "bfloat16")],
     "pack.cu": [f"pack_{back}{a}_{b}" for back in ("", "back_")
                 for a in ("float32", "float16", "bfloat16")
                 for b in ("float32", "float16", "bfloat16")],
-    "lars.cu": ["lars_norms_float32", "lars_norms_float16", "lars_norms_bfloat16",
-                "lars_ratio_nnl", "lars_ratio_tf"],
-    "update.cu": ["update_float32", "update_float16", "update_bfloat16"],
-    "finite.cu": ["finite_float32", "finite_float16", "finite_bfloat16"],
+    "lars.cu": ["lars_norms_float32", "lars_ratio_nnl", "lars_ratio_tf"],
+    "update.cu": ["update_float32"],
     "images.cu": ["images_float32", "images_float16", "images_bfloat16"]}
 
 
@@ -44,7 +42,7 @@ def test_every_kernel_reads_and_writes_vectors(file):
         name = entry.split("(")[0]
         if not name.startswith("lars_ratio"):  # a few thousand numbers in all
             assert re.search(r"ld(\.global)?\.(v4|v2\.[fu]64)", entry), name
-        if not name.startswith(("lars", "finite")):  # these write one number
+        if not name.startswith("lars"):  # these write one number
             assert re.search(r"st(\.global)?\.(v4|v2\.[fu]64)", entry), name
 
 

@@ -1,5 +1,5 @@
-"""The kernels around a training step: pack, LARS, update, overflow, images. The same sources,
-compiled for the host, against NumPy, the published formulas and numbers worked by hand.
+"""The kernels around a training step: pack, LARS, update, images. The same sources, compiled
+for the host, against NumPy, the published formulas and numbers worked by hand.
 """
 import itertools
 
@@ -47,20 +47,20 @@ def test_pack_and_back_scale_and_round_once(flat, tensor):
     assert all(untouched_around(x) for x in (*tensors, buffer, source))
 
 
-def plain(n, name, seed):
-    """Values that a norm of any kind can take: 2^-14 to 2^3 in size."""
+def plain(n, seed):
+    """Values of the size that weights and gradients have: 2^-14 to 2^3."""
     rng = np.random.default_rng([seed, n])
-    return twins.narrow((rng.standard_normal(n) * 2.0 ** rng.integers(-12, 1, n)).astype(F32), name)
+    return (rng.standard_normal(n) * 2.0 ** rng.integers(-12, 1, n)).astype(F32)
 
 
-def lars(form, weights, gradients, name="float32", decay=1e-4, adapt=None, c=0.001, eps=1e-6,
-         scale=1.0, blocks=2, threads=8, length=32):
+def lars(form, weights, gradients, decay=1e-4, adapt=None, c=0.001, eps=1e-6, blocks=2, threads=8,
+         length=32):
     """Both LARS kernels on a list of tensors; returns (sums per tensor, ratios)."""
     sizes = [len(w) for w in weights]
     table, first = kernels.pieces(sizes, length)
     sums, ratio = np.full((len(table), 2), np.nan), np.full(len(sizes), np.nan, F32)
     flat = np.concatenate(gradients)
-    run(f"lars_norms_{name}", sums, addresses(weights), flat, table, I64(len(table)), F32(scale),
+    run("lars_norms_float32", sums, addresses(weights), flat, table, I64(len(table)),
         blocks=blocks, threads=threads)
     decays = np.full(len(sizes), decay, F32)
     adapts = np.ones(len(sizes), np.uint8) if adapt is None else np.array(adapt, np.uint8)
@@ -78,14 +78,12 @@ def test_lars_by_hand():
         assert abs(ratio[0] / (0.005 / 1.0005) - 1) < 2**-22
 
 
-@pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("form", ["nnl", "tf"])
-def test_lars_ratios_are_the_published_formula_on_float64_norms(form, name):
-    weights = [plain(n, "float32", 6) for n in (1, 33, 100, 1009)]
-    gradients = [plain(n, name, 7) for n in (1, 33, 100, 1009)]
-    adapt, scale = (1, 1, 0, 1), 2.0**-10
-    sums, ratio = lars(form, weights, gradients, name, adapt=adapt, scale=scale)
-    want = twins.lars_norms(weights, gradients, name, scale)
+def test_lars_ratios_are_the_published_formula_on_float64_norms(form):
+    weights, gradients = ([plain(n, seed) for n in (1, 33, 100, 1009)] for seed in (6, 7))
+    adapt = (1, 1, 0, 1)
+    sums, ratio = lars(form, weights, gradients, adapt=adapt)
+    want = twins.lars_norms(weights, gradients)
     n = np.array([[len(w)] for w in weights])
     assert np.all(np.abs(sums - want) <= 2 * n * 2.0**-53 * want)  # both orders, positive terms
     decay, c, eps = (float(F32(x)) for x in (1e-4, 0.001, 1e-6))
@@ -106,15 +104,15 @@ def test_lars_is_finite_and_positive_at_vanishing_norms(form, w, g):
             assert ratio[0] == pytest.approx(1000 * 5**0.5, rel=2**-22)
 
 
-def test_lars_norm_of_many_large_float16_values_does_not_overflow():
-    g = np.full(70000, 300, np.float16)
-    sums, _ = lars("nnl", [np.ones(70000, F32)], [g], "float16", length=kernels.PIECE_LENGTH)
-    assert sums.tolist() == [[70000, 300**2 * 70000]]
+def test_lars_norm_of_many_large_values_does_not_overflow():
+    g = np.full(70000, 2.0**100, F32)
+    sums, _ = lars("nnl", [np.ones(70000, F32)], [g], length=kernels.PIECE_LENGTH)
+    assert sums.tolist() == [[70000, 2.0**200 * 70000]]
 
 
 def test_lars_bits_do_not_depend_on_the_grid():
-    w, g = ([plain(n, name, 8) for n in (500, 77)] for name in ("float32", "bfloat16"))
-    runs = [lars("nnl", w, g, "bfloat16", blocks=b) for b in (1, 2, 7)]
+    w, g = ([plain(n, seed) for n in (500, 77)] for seed in (8, 9))
+    runs = [lars("nnl", w, g, blocks=b) for b in (1, 2, 7)]
     assert all(np.array_equal(a, b) for r in runs[1:] for a, b in zip(r, runs[0]))
 
 
@@ -122,30 +120,25 @@ SETTINGS = {"eq9": (1, 0.9, 0.1),  # inside, carry, outside: Goyal eq. (9)
             "eq10": (0.3, 0.9 * 3, 1)}  # eq. (10), corrected for a rate that went from 0.1 to 0.3
 
 
-@pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("form, nesterov, with_ratio",
                          [*itertools.product(SETTINGS, (0, 1), (False, True))])
-def test_update_has_the_bits_of_numpy(name, form, nesterov, with_ratio):
+def test_update_has_the_bits_of_numpy(form, nesterov, with_ratio):
     table, first = kernels.pieces(SIZES, 32)
     start = np.cumsum([0, *SIZES])
     weights = [placed(samples(n, "float32", 10), t % 4) for t, n in enumerate(SIZES)]
     before = [w.copy() for w in weights]
-    g, u = samples(start[-1], name, 11), samples(start[-1], "float32", 12)
+    g, u = samples(start[-1], "float32", 11), samples(start[-1], "float32", 12)
     u1, g1 = placed(u, 3), placed(g, 2)
     decay = np.array([1e-4 * (t % 2) for t in range(len(SIZES))], F32)
     ratio = np.array([0.5 + t for t in range(len(SIZES))], F32)
     inside, carry, outside = SETTINGS[form]
-    scalars = dict(scale=2**-8, inside=inside, carry=carry, momentum=0.9, nesterov=nesterov,
-                   outside=outside)
+    scalars = dict(inside=inside, carry=carry, momentum=0.9, nesterov=nesterov, outside=outside)
     arguments = [np.int32(v) if k == "nesterov" else F32(v) for k, v in scalars.items()]
-    common = (addresses(weights), u1, g1, table, I64(len(table)), decay,
-              ratio if with_ratio else kernels.NULL)
-    run(f"update_{name}", *common, np.ones(1, np.int32), *arguments)  # overflow: nothing moves
-    assert all(same(a, b, "float32") for a, b in zip([*weights, u1], [*before, u]))
-    run(f"update_{name}", *common, np.zeros(1, np.int32), *arguments)
+    run("update_float32", addresses(weights), u1, g1, table, I64(len(table)), decay,
+        ratio if with_ratio else kernels.NULL, *arguments)
     for t in range(len(SIZES)):
         cut = slice(start[t], start[t + 1])
-        w, v = twins.update(before[t], u[cut], g[cut], name, decay=decay[t],
+        w, v = twins.update(before[t], u[cut], g[cut], decay=decay[t],
                             ratio=ratio[t] if with_ratio else 1, **scalars)
         assert same(weights[t], w, "float32") and same(u1[cut], v, "float32"), t
     assert all(untouched_around(x) for x in (*weights, u1, g1))
@@ -158,8 +151,7 @@ def scalar_run(rates, settings, nesterov=0):
     for step, lr in enumerate(rates):
         inside, carry, outside = settings(lr, rates[max(step - 1, 0)])
         run("update_float32", addresses([w]), u, g, table, I64(1), np.zeros(1, F32), kernels.NULL,
-            kernels.NULL, F32(1), F32(inside), F32(carry), F32(0.9), np.int32(nesterov),
-            F32(outside))
+            F32(inside), F32(carry), F32(0.9), np.int32(nesterov), F32(outside))
         seen.append(float(w[0]))
     return seen
 
@@ -177,24 +169,6 @@ def test_nesterov_by_hand():
     for settings in (lambda lr, _: (1, 0.9, lr), lambda lr, _: (lr, 0.9, 1)):
         assert scalar_run((0.1, 0.1, 0.1), settings, 1) == pytest.approx(
             [0.81, 0.539, 0.1951], abs=8 * 2**-24)
-
-
-@pytest.mark.parametrize("name", FLOATS)
-def test_one_value_that_is_not_finite_is_found_wherever_it_is(name):
-    largest = twins.narrow(np.array([65504, 3.38e38, 3.4e38], F32)[
-        [("float16", "bfloat16", "float32").index(name)]], name)[0]
-    bad = twins.narrow(np.array([np.inf, -np.inf, np.nan], F32), name)
-    for n, shift in itertools.product((0, 1, 3, 7, 31, 33), range(8)):
-        x, flag = placed(np.full(n, largest, STORED[name]), shift), np.zeros(1, np.int32)
-        run(f"finite_{name}", flag, x, I64(n))
-        assert flag[0] == 0
-        for at in range(n):
-            flag[0], x[at] = 0, bad[at % 3]
-            run(f"finite_{name}", flag, x, I64(n))
-            assert flag[0] == 1, (n, shift, at)
-            x[at] = largest
-        run(f"finite_{name}", flag, x, I64(n))
-        assert flag[0] == (n > 0)  # an earlier find stays
 
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
