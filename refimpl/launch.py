@@ -54,7 +54,8 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
     job = re.sub(r"[^A-Za-z0-9_.-]", "_", s.name or published.name)
     fixed = {"job-name": job,
              "nodes": nodes, "ntasks-per-node": per_node, "gpus-per-node": per_node,
-             "signal": "USR1@300", "output": "%x-%j.out", "open-mode": "append"}
+             "signal": f"USR1@{_lead((options or {}).get('time', 'UNLIMITED'))}",
+             "output": "%x-%j.out", "open-mode": "append"}
     if s.device == "cpu":
         del fixed["gpus-per-node"]
     for key, value in (options or {}).items():
@@ -66,6 +67,18 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
         root=shlex.quote(str(pathlib.Path(__file__).resolve().parent.parent)),
         python=shlex.quote(sys.executable), data=shlex.quote(os.path.abspath(data)),
         arguments=shlex.join(arguments), job=job)
+
+
+def _lead(time: str) -> int:
+    """Seconds from USR1 to the end: 300, or a fifth of a shorter --time (as Slurm reads it)."""
+    seconds = 86400 * (time.upper() in ("UNLIMITED", "INFINITE"))
+    if re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time, re.ASCII):
+        days, dash, clock = time.rpartition("-")
+        units = (3600, 60, 1) if dash or clock.count(":") == 2 else (60, 1)
+        seconds = 86400 * int(days or 0) + sum(int(n) * u for n, u in zip(clock.split(":"), units))
+    if seconds < 120:  # Slurm may send it a minute early: a shorter job would only be requeued
+        raise UsageError(f"--time {time!r}: minutes, h:mm:ss or d-hh:mm:ss, 2 minutes or more")
+    return min(300, seconds // 5)
 
 
 SCRIPT = r"""#!/bin/bash
@@ -98,7 +111,7 @@ run=(srun --kill-on-bad-exit=1 --gpu-bind=none
      --cpus-per-task=$((SLURM_CPUS_ON_NODE / {per_node})) "$python")
 "${{run[@]}}" -m refimpl.launch --check
 
-# USR1 five minutes before the end, or a preemption's TERM: the run saves and leaves with 75
+# USR1 before the end (--signal above), or a preemption's TERM: the run saves and leaves with 75
 code=0
 "${{run[@]}}" -m refimpl.train {arguments} --data "$data" \
     --name "{job}-$SLURM_JOB_ID" || code=$?  # a requeued job keeps its number, and so its run
@@ -121,7 +134,8 @@ def main(argv: list[str]) -> int:
     job.add_argument("--nodes", type=int, default=0, help="default: as published")
     job.add_argument("--per-node", type=int, default=0, help="ranks (GPUs) per node")
     for key in SLURM:
-        job.add_argument(f"--{key}", help="for Slurm")
+        job.add_argument(f"--{key}", help="for Slurm" + (
+            "; USR1 comes 5 minutes before the end, or a fifth of --time if less") * (key == "time"))
     known, extra = parser.parse_known_args(argv)
     try:
         if known.check:

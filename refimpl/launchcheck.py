@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 
 from refimpl.errors import UsageError
-from refimpl.device import choose_gpu, own_cores, refuse_split_world
+from refimpl.device import choose_gpu, mpi_library, own_cores, refuse_split_world
 from refimpl.collective.guard import gather_text
 
 LENGTH = 1_000_003  # not divisible by any grid
@@ -29,10 +29,9 @@ def check() -> int:
     rows, columns = default_shape(comm.size, per_node)
     wrong, where = _sum(comm, gpu)
     if comm.rank == 0:
-        library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
         level = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
                  MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}
-        print(f"MPI library    {library[:80]}\n"
+        print(f"MPI library    {mpi_library()}\n"
               f"ranks          {comm.size}, in one world\n"
               f"thread level   {level[MPI.Query_thread()]}\n"
               f"CUDA-aware     {_aware(gpus)}")

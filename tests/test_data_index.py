@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from refimpl.data import zips
+from refimpl.data.check import check
 from refimpl.data.index import open_index
 from refimpl.data.order import epoch_order, minibatch, share
 from refimpl.errors import UsageError
@@ -75,6 +76,19 @@ def test_links_are_followed_to_class_folders_and_never_in_circles(tmp_path):
         index.read(1)
 
 
+def test_what_is_no_file_and_what_lies_beside_the_splits_is_counted_and_named_once(tmp_path):
+    files = GOOD | {"test/cat/7.jpg": X, ".git/8": X}
+    root = tree(tmp_path / "data", files | {"train/cat/x.jpg": None, "train/dog/below/6.jpg": X})
+    os.mkfifo(root / "train" / "cat" / "pipe")
+    os.symlink(root / "val" / "dog", root / "train" / "cat" / "link")
+    report = check(str(root), 0)
+    beside, strange = report["notes"]
+    assert beside.endswith("train: 1 folders beside train/ and val/ not used (first: test)")
+    assert "train: 3 entries that are no files" in strange and "(first: cat/" in strange
+    assert report["images"] == len(GOOD) + 1
+    assert check(str(zipped(tmp_path / "x.zip", files)), 0)["notes"][0].endswith("(first: test)")
+
+
 def test_folders_2_and_10_are_numbered_as_text_and_it_is_said(tmp_path):
     index = open_index(tree(tmp_path, {f"train/{c}/1.jpg": X for c in ("2", "10")}), "train")
     assert index.classes == ("10", "2") and "10 before 2" in index.notes[0]
@@ -96,7 +110,7 @@ def test_validation_takes_its_numbers_from_training(tmp_path):
     ({}, "no train/ "), ({"train": None, "val": None}, "has no image"),
     (GOOD | {"train/empty": None}, "1 classes .* have no image .first: empty"),
     ({"train/cat/readme.txt": X}, "has no image"), ({"images/cat/1.jpg": X}, "it has images"),
-    ({"train/1.jpg": X}, "is flat"),
+    ({"train/1.jpg": X}, "is flat"), ({"train/README": X, "train/a/notes": X}, "has no image"),
 ], ids=str)
 def test_training_data_that_cannot_work_is_refused(tmp_path, files, message):
     with pytest.raises(UsageError, match=message):

@@ -240,8 +240,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("argv, message", [
-    (("pack", "/nowhere", "x.zip"), "no such source: /nowhere"),
+    (("pack", "/nowhere", "x.zip"), "no such data: /nowhere"),
     (("pack", ".", "x.zip", "--short-side", "0"), "short side"),
+    (("pack", ".", "x.zip", "--at-most", "0,1"), "'0,1': expected TRAIN[,VAL], each from 1"),
+    (("pack", ".", "x.zip", "--at-most", "x"), "expected TRAIN[,VAL]"),
+    (("check", ".", "--processes", "-1"), "'-1': expected a whole number from 0"),
 ])
 def test_wrong_use_is_one_line_and_code_2(tmp_path, argv, message):
     job = command(*argv)

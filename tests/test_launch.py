@@ -89,7 +89,18 @@ def test_own_numbers_of_nodes_and_options():
     assert "--resume auto" not in launch.sbatch("demo", "/d", ["--resume", "x.pt"])
 
 
+@pytest.mark.parametrize("time, lead", [
+    ("5", 60), ("5:30", 66), ("0:10:00", 120), ("25", 300), ("1-0", 300), ("1-00:00:00", 300),
+    ("UNLIMITED", 300)])
+def test_the_signal_comes_in_the_last_fifth_of_a_short_time(time, lead, capsys):
+    assert launch.main(["sbatch", "goyal_8k", "--data", "/d", "--time", time]) == 0
+    assert {f"signal=USR1@{lead}", f"time={time}"} <= set(lines(capsys.readouterr().out))
+
+
 @pytest.mark.parametrize("argv, message", [
+    ("sbatch demo --data x --time soon", "--time 'soon': minutes, h:mm:ss"),
+    ("sbatch demo --data x --time 1:2:3:4", "--time '1:2:3:4': minutes"),
+    ("sbatch demo --data x --time 1", "2 minutes or more"),
     ("sbatch demo --data x --nodes 9", "9 nodes x 8 ranks for 12 workers"),
     ("sbatch dmo --data x", "did you mean demo"), ("sbatch demo --data x --epchs 3", "--epchs"),
     ("sbatch demo --data x --account 'a b; rm'", "--account 'a b; rm': letters")])

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 
 from refimpl.data import images
-from refimpl.data.index import open_index, read
+from refimpl.data.index import Place, open_index, read
 from refimpl.data.listing import FORMAT
 from refimpl.data.pool import ordered
 from refimpl.errors import UsageError
@@ -18,7 +18,7 @@ MODES = {"L": "grey", "1": "black and white", "P": "palette", "RGBA": "alpha", "
 TINY, HUGE = 32, 4096  # pixels: shortest side below, longest side above
 
 
-def inspect(place):
+def inspect(place: Place) -> tuple[str, int, int, int, list[str]]:
     """(path, bytes, width, height, findings) of one image; a finding with BAD stops a run."""
     found, size, (width, height) = [], 0, (0, 0)
     with warnings.catch_warnings(record=True) as heard:
@@ -61,7 +61,7 @@ def _exif(image):
         return ["broken EXIF"]
 
 
-def check(path, processes, progress=lambda jobs, total: jobs):
+def check(path: str, processes: int, progress=lambda jobs, total: jobs) -> dict:
     """The report as a dict; Ctrl-C or SIGTERM ends it early with what it has."""
     report = {"path": path, "problems": [], "notes": [], "splits": {}, "images": 0, "checked": 0,
               "bad": 0, "stopped": False, "findings": {}}
@@ -98,7 +98,7 @@ def check(path, processes, progress=lambda jobs, total: jobs):
     return report
 
 
-def run(path, processes, as_json, progress):
+def run(path: str, processes: int, as_json: bool, progress) -> int:
     """Print the report; exit code 0: nothing would stop a run, 1: something would, 130: stopped."""
     report = check(path, processes, progress)
     print(json.dumps(report, indent=1) if as_json else "\n".join(_text(report)), flush=True)

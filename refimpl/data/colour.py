@@ -8,7 +8,7 @@ EIGENVECTORS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140],
                          [-0.5836, -0.6948, 0.4203]], np.float32)
 
 
-def recolour(pixels, rng, jitter, lighting):
+def recolour(pixels: np.ndarray, rng: np.random.Generator, jitter: float, lighting: float) -> np.ndarray:
     """uint8 [H, W, 3] -> uint8: brightness, contrast and saturation by 1 +- jitter in random order,
     then one random shift of the colour. Clipped to 8 bits, which fb.resnet.torch's floats are not."""
     if not jitter and not lighting:

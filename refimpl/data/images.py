@@ -22,12 +22,12 @@ MAX_PIXELS = 89_478_485  # where Pillow begins to warn of decompression bombs
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def draws(seed, epoch, sample):
+def draws(seed: int, epoch: int, sample: int) -> np.random.Generator:
     """The generator of one sample's augmentation: of (seed, epoch, sample), never of ranks."""
     return np.random.Generator(np.random.Philox(key=[seed << 32 | epoch, sample]))
 
 
-def opened(data):
+def opened(data: bytes) -> Image.Image:
     """The undecoded image; BadImage if no image, of a format not wanted, or too large."""
     try:
         with warnings.catch_warnings():
@@ -40,7 +40,7 @@ def opened(data):
     return image
 
 
-def rgb(image):
+def rgb(image: Image.Image) -> Image.Image:
     """Decoded, three 8-bit channels of any mode; alpha is dropped; EXIF rotation is not applied."""
     try:
         image.load()
@@ -53,7 +53,7 @@ def rgb(image):
         raise BadImage(f"{type(error).__name__}: {error}") from None
 
 
-def reduced(image, ratio):
+def reduced(image: Image.Image, ratio: float) -> int:
     """Have a JPEG decoded at 1/2, 1/4 or 1/8 (DCT scaling); return 2, 4, 8, or 1 for not."""
     ratio *= 2  # nearer than that it differs by more than the choice of filter does: docs/input.md
     width = image.width
@@ -62,7 +62,7 @@ def reduced(image, ratio):
     return max(round(width / image.width), 1)
 
 
-def crop_box(width, height, rng):
+def crop_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
     """(left, top, right, bottom) as in fb.resnet.torch: ten tries, then the centre square."""
     for _ in range(10):
         area = width * height * (0.08 + 0.92 * rng.random())
@@ -79,7 +79,7 @@ def crop_box(width, height, rng):
     return left, top, left + side, top + side
 
 
-def centre(width, height, size):
+def centre(width: int, height: int, size: int) -> tuple[int, int]:
     """(left, top) of the size x size centre."""
     return round((width - size) / 2), round((height - size) / 2)
 
@@ -92,7 +92,7 @@ def _resize(image, width, height):
     return out.permute(0, 2, 3, 1)[0].numpy()
 
 
-def train_view(data, size, rng, jitter=0.0, lighting=0.0):
+def train_view(data: bytes, size: int, rng: np.random.Generator, jitter=0.0, lighting=0.0) -> np.ndarray:
     """A random crop or its mirror, recoloured if asked, uint8 [size, size, 3] (Goyal, section 5.1)."""
     image = opened(data)
     left, top, right, bottom = crop_box(*image.size, rng)
@@ -105,7 +105,7 @@ def train_view(data, size, rng, jitter=0.0, lighting=0.0):
     return recolour(_resize(image, size, size), rng, jitter, lighting)
 
 
-def val_view(data, size, short_side):
+def val_view(data: bytes, size: int, short_side: int) -> np.ndarray:
     """The centre crop, uint8 [size, size, 3]."""
     image = opened(data)
     short = min(image.size)
@@ -116,7 +116,7 @@ def val_view(data, size, short_side):
     return _resize(rgb(image), width, height)[top:top + size, left:left + size]
 
 
-def view(get, path, make):
+def view(get, path: str, make) -> tuple:
     """make(get()) and the warnings it gave; BadImage names the path, also if it cannot be read."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

@@ -10,7 +10,7 @@ import os
 import zlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -60,26 +60,27 @@ class Index:
     digest: str
     notes: tuple[str, ...]  # what a person should hear once
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.names)
 
-    def name(self, i) -> str:
+    def name(self, i: int) -> str:
         return os.fsdecode(self.names[i])
 
-    def path(self, i) -> str:
+    def path(self, i: int) -> str:
         return os.path.join(self.source, self.folder, self.name(i))
 
-    def place(self, i) -> Place:
+    def place(self, i: int) -> Place:
         """What `read` needs, small enough to go to a loader process with each batch."""
         path, offset = self.path(i), int(self.offsets[i])
         return Place(path if offset < 0 else self.source, path, offset, int(self.sizes[i]),
                      int(self.crcs[i]))
 
-    def read(self, i) -> bytes:
+    def read(self, i: int) -> bytes:
         return read(self.place(i))
 
 
-def open_index(path, split, classes=None, cache=None) -> Index:
+def open_index(path: str, split: str, classes: Sequence[str] | None = None,
+               cache: str | None = None) -> Index:
     """List `split` ("train" or "val") of a folder or stored zip; UsageError says what to mend.
 
     classes: the training classes; a validation set must fit them, a training set must equal them.
@@ -137,8 +138,7 @@ ARRAYS = ("names", "labels", "sizes", "offsets", "crcs")
 
 def _store(file, index, stamps):
     os.makedirs(os.path.dirname(file), exist_ok=True)
-    about = json.dumps([index.source, index.folder, index.classes, index.digest, index.notes,
-                        stamps])
+    about = json.dumps([index.source, index.folder, index.classes, index.digest, index.notes, stamps])
     beside = f"{file}.{os.uname().nodename}.{os.getpid()}"
     with open(beside, "wb") as out:  # then renamed: never half a file
         np.savez(out, about=about, **{name: getattr(index, name) for name in ARRAYS})

@@ -29,10 +29,8 @@ class Part(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def parts_of(source, truth=None):
+def parts_of(source: str, truth: str | None = None) -> list[Part]:
     """The training and validation parts of `source`."""
-    if not os.path.exists(source):
-        raise UsageError(f"no such source: {source}")
     if os.path.isdir(source):
         if found := glob.glob(os.path.join(glob.escape(source), "*images*idx3*")):
             return _idx(source, found)
@@ -41,8 +39,7 @@ def parts_of(source, truth=None):
             if os.path.isdir(os.path.join(root, "train")):
                 if os.path.isdir(val := os.path.join(root, "val")) and (flat := _flat(val)):
                     train = open_index(root, "train")
-                    return [_part(train, "train"),
-                            _labelled(root, flat, train.classes, truth)]
+                    return [_part(train, "train"), _labelled(root, flat, train.classes, truth)]
                 source = root
                 break
     train = open_index(source, "train")

@@ -14,7 +14,7 @@ SUFFIXES = tuple(suffix.encode() for suffix in FORMAT)
 LOOSE = "files outside any class folder ignored"
 
 
-def stamp(path):
+def stamp(path: str) -> list[int]:
     """What changes when a zip is written or a folder gains or loses an entry."""
     status = os.stat(path)
     return [status.st_mtime_ns, status.st_size]
@@ -27,7 +27,7 @@ class Listing:
     everything that must not have changed for a kept index to be good.
     """
 
-    def __init__(self, path, split):
+    def __init__(self, path: str, split: str) -> None:
         self.names, self.rows, self.classes, self.odd, self.stamps = [], array("q"), set(), {}, {}
         for name, *row in (self._tree if os.path.isdir(path) else self._zip)(path, split):
             self._add(name, *row)
@@ -36,10 +36,10 @@ class Listing:
             raise UsageError(
                 f"{here} is flat: images outside class folders have no labels; sort them into "
                 "<class>/, or let `python -m refimpl.data pack` do that from the ground truth"
-                if LOOSE in self.odd else
+                if LOOSE in self.odd and not self.classes else
                 f"{here} has no image; it must look like {self.folder}/<class>/*.jpg")
 
-    def _add(self, name, size, offset=-1, crc=0):
+    def _add(self, name, size, offset=-1, crc=0):  # size -1: cannot be read; -2: is no file
         parts, what = name.split(b"/"), None
         if any(part.startswith(b".") or part == b"__MACOSX" for part in parts):
             what = "hidden entries ignored"
@@ -47,7 +47,9 @@ class Listing:
             what = LOOSE
         else:
             self.classes.add(parts[0])
-            if not name.endswith(b"/") and not name.lower().endswith(SUFFIXES):
+            if size == -2:
+                what = "entries that are no files (pipes, links to folders, folders named like images)"
+            elif not name.endswith(b"/") and not name.lower().endswith(SUFFIXES):
                 what = "files without an image's suffix ignored"
             elif not name.endswith(b"/"):
                 what = "dangling links or unreadable entries (bad images)" if size < 0 else None
@@ -64,6 +66,9 @@ class Listing:
                 f"{path} has no {'/ or '.join(FOLDERS[split])}/ (it has "
                 f"{', '.join(sorted(present)[:8]) or 'nothing'}); give the folder that holds it, "
                 "or pack ImageNet's own layout first: `python -m refimpl.data pack`")
+        beside = {f for f in present if f[:1] not in "._"}.difference(*FOLDERS.values())
+        if beside and split == "train":  # said once
+            self.odd["folders beside train/ and val/ not used"] = [len(beside), min(beside)]
         return found[0]
 
     def _zip(self, path, split):
@@ -74,8 +79,7 @@ class Listing:
                 members = file.infolist()
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise UsageError(f"{path} is no zip, or was cut off ({error}); make it again") from None
-        names = [m.orig_filename.encode("utf-8" if m.flag_bits & 0x800 else "cp437")
-                 for m in members]
+        names = [m.orig_filename.encode("utf-8" if m.flag_bits & 0x800 else "cp437") for m in members]
         tops, root = {os.fsdecode(n.split(b"/")[0]) for n in names if b"/" in n}, ""
         if len(tops) == 1 and not tops & {"train", "val", "validation"}:
             root = tops.pop() + "/"
@@ -99,8 +103,7 @@ class Listing:
         self.folder = self._choose(path, split, {e.name for e in os.scandir(path) if e.is_dir()})
         top = os.path.join(path, self.folder)
         self.stamps[top] = stamp(top)
-        with os.scandir(top) as entries:
-            folders = {e.name: e.is_dir() for e in entries}
+        folders = {e.name: e.is_dir() for e in os.scandir(top)}
         yield from ((os.fsencode(name) + b"/" * is_dir, 0) for name, is_dir in folders.items())
         visible = [os.path.join(top, name) for name, is_dir in folders.items()
                    if is_dir and not name.startswith(".") and name != "__MACOSX"]
@@ -111,16 +114,17 @@ class Listing:
     def _files(self, folder):
         """(path, size) below a class folder; links to folders in it are not followed."""
         found = []
-        for here, _, names in os.walk(folder, onerror=_fail):
+        for here, folders, names in os.walk(folder, onerror=_fail):
             self.stamps[here] = stamp(here)
+            names += [f for f in folders
+                      if f.lower().endswith(tuple(FORMAT)) or os.path.islink(os.path.join(here, f))]
             for path in (os.path.join(here, name) for name in names):
                 try:
                     status = os.stat(path)
+                    size = status.st_size if stat.S_ISREG(status.st_mode) else -2
                 except OSError:
-                    found.append((path, -1))
-                else:
-                    if stat.S_ISREG(status.st_mode):
-                        found.append((path, status.st_size))
+                    size = -1
+                found.append((path, size))
         return found
 
 

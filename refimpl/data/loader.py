@@ -7,8 +7,8 @@ import multiprocessing.resource_tracker
 import re
 import signal
 import sys
-from collections import deque
-from dataclasses import dataclass, field
+from collections import abc, deque
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
 
@@ -17,11 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from refimpl.data.images import MEAN, STD, BadImage, draws, train_view, val_view, view
-from refimpl.data.index import read
+from refimpl.data.index import Index, read
 from refimpl.data.pool import end_with_parent
 from refimpl.errors import LoaderFailed
 
 UNCOUNTED = -100  # label of an unreadable validation image: no prediction equals it, so it is wrong
+AHEAD = 2  # batches of each loader process, made or being made
 DEAF = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -31,9 +32,9 @@ class Batch:
     images: torch.Tensor
     labels: torch.Tensor
     ids: np.ndarray
-    replaced: int = 0
-    slot: int | None = None
-    notes: list = field(default_factory=list)
+    replaced: int
+    slot: int | None
+    notes: list
 
 
 class Maker:
@@ -43,9 +44,8 @@ class Maker:
     """
 
     def __init__(self, train, size, seed, short_side, replace, colour):
-        self.train, self.size, self.seed = train, size, seed
-        self.short_side, self.replace, self.colour = short_side, replace, colour
-        self.slots = None
+        self.train, self.size, self.seed, self.short_side = train, size, seed, short_side
+        self.replace, self.colour, self.slots = replace, colour, None
 
     def arrived(self, batch):
         """The Batch as the trainer sees it; what stops the run is raised."""
@@ -102,13 +102,14 @@ class Maker:
         labels[i] = labels[following[0]]
 
 
-def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, processes=0, room=0,
-           bad_images="stop", jitter=0.0, lighting=0.0, ahead=2, told=None,
-           say=partial(print, file=sys.stderr, flush=True)):
+def stream(index: Index, plan: abc.Iterable, *, view: str = "train", size: int = 224, seed: int = 0,
+           short_side: int | None = None, processes: int = 0, room: int = 0, bad_images: str = "stop",
+           jitter: float = 0.0, lighting: float = 0.0, told: set | None = None,
+           say: abc.Callable = partial(print, file=sys.stderr, flush=True)) -> abc.Generator[Batch]:
     """Yield a Batch for each (epoch, ids) of `plan`, in its order.
 
     view: "train" or "val" (the short side becomes short_side, by default size * 256 / 224).
-    processes: loader processes, each `ahead` batches ahead; 0: made here, when asked for.
+    processes: loader processes, each AHEAD batches ahead; 0: made here, when asked for.
     room: batches of up to that many images come in shared memory that is used again and again:
     they are good until the next one is asked for. Larger ones, or all if 0, have memory of their own.
     jitter, lighting: of the colours of training images, see colour.py.
@@ -119,17 +120,16 @@ def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, proc
     """
     maker = Maker(view == "train", size, seed, short_side or round(size * 256 / 224),
                   bad_images == "replace", dict(jitter=jitter, lighting=lighting))
-    slots = (processes * ahead + 1) * bool(processes and room)  # one is with the trainer
+    slots = (processes * AHEAD + 1) * bool(processes and room)  # one is with the trainer
     free, told = deque(range(slots)), set() if told is None else told
     items = ((epoch, ids, [index.place(i) for i in ids], index.labels[ids],
               free.popleft() if free and len(ids) <= room else None) for epoch, ids in plan)
-    batches = _from_processes(maker, items, processes, ahead, (slots, room)) if processes else (
+    batches = _from_processes(maker, items, processes, (slots, room)) if processes else (
         maker[item] for item in items)
     try:
         for batch in map(maker.arrived, batches):
             for note in batch.notes:
-                kind = re.sub(r"\d+", "", note.rpartition(": ")[2])
-                if kind not in told:
+                if (kind := re.sub(r"\d+", "", note.rpartition(": ")[2])) not in told:
                     told.add(kind)
                     say(note)
             yield batch
@@ -138,7 +138,7 @@ def stream(index, plan, *, view="train", size=224, seed=0, short_side=None, proc
         batches.close()
 
 
-def _from_processes(maker, items, processes, ahead, slots):
+def _from_processes(maker, items, processes, slots):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["refimpl.data.loader"])  # torch is imported once for all
     others, mine = set(multiprocessing.active_children()), []
@@ -148,7 +148,7 @@ def _from_processes(maker, items, processes, ahead, slots):
         maker.slots = torch.empty((*slots, maker.size, maker.size, 3), dtype=torch.uint8)
         maker.slots.share_memory_()
         loader = DataLoader(maker, sampler=items, batch_size=None, num_workers=processes,
-                            prefetch_factor=ahead, multiprocessing_context=context,
+                            prefetch_factor=AHEAD, multiprocessing_context=context,
                             worker_init_fn=end_with_parent)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)  # what is started now inherits this
         try:
@@ -170,7 +170,7 @@ def _from_processes(maker, items, processes, ahead, slots):
 SCALE, SHIFT = ([1 / (255 * s) for s in STD], [-m / s for m, s in zip(MEAN, STD)])
 
 
-def normalise(images, layout=torch.contiguous_format):
+def normalise(images: torch.Tensor, layout: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
     """uint8 [n, H, W, 3] -> float32 [n, 3, H, W] in memory `layout`, (x / 255 - mean) / std.
 
     Image by image on a CPU, so that memory is passed once: the rest happens in its cache.

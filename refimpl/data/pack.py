@@ -17,8 +17,9 @@ from refimpl.errors import UsageError
 SETTINGS = b"pack.json"
 
 
-def pack(source, out, short_side=None, quality=90, at_most=None, truth=None, processes=None,
-         progress=lambda jobs, total: jobs):
+def pack(source: str, out: str, short_side: int | None = None, quality: int = 90,
+         at_most: tuple[int, int] | None = None, truth: str | None = None, processes: int = 0,
+         progress=lambda jobs, total: jobs) -> list[str]:
     """Write `source` (folder tree, stored zip, ILSVRC layout, IDX files) to the stored zip `out`.
 
     Bytes stay as they are unless short_side is given: then images are shrunk to it and saved as
@@ -39,8 +40,7 @@ def pack(source, out, short_side=None, quality=90, at_most=None, truth=None, pro
     unfinished, notes = f"{out}.part", [note for part in parts for note in part.notes]
     file = zips.Writer(unfinished)
     left, total = _resume(file, settings, jobs), sum(map(len, kept)) + 1
-    made = ordered(partial(_make, short_side=short_side, quality=quality), left,
-                   cores() if processes is None else processes)
+    made = ordered(partial(_make, short_side=short_side, quality=quality), left, processes)
     for name, data, heard in progress(made, total - len(file.names)):
         file.add(os.fsencode(name), data)
         notes += heard

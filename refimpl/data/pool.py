@@ -4,16 +4,16 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
+from collections import abc, deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 
-def cores():
+def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def end_with_parent(_=None):
+def end_with_parent(_=None) -> None:
     """End this process when its parent does, however that ends; a forkserver alone would not."""
     def watch():
         multiprocessing.parent_process().join()
@@ -31,7 +31,7 @@ def _each(function, items):
     return [function(item) for item in items]
 
 
-def ordered(function, items, processes, chunk=16):
+def ordered(function: abc.Callable, items: abc.Iterable, processes: int, chunk: int = 16) -> abc.Iterator:
     """Yield function(item) in the order of items; both must pickle. Ctrl-C and close() stop it."""
     if processes == 0:
         yield from map(function, items)

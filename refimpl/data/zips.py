@@ -11,12 +11,12 @@ END64, LOCATOR64, FULL = b"PK\6\6", b"PK\6\7", 0xFFFFFFFF
 class Writer:
     """The unfinished file is whole members without a directory; `finish` adds that."""
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self.file = open(path, "r+b" if os.path.exists(path) else "w+b", buffering=1 << 20)
         self.names, self.at = [], 0
         self.places = array("Q")  # crc, size, offset of each member
 
-    def kept(self, name):
+    def kept(self, name: bytes) -> bytes | None:
         """The data of the next member if it is `name` and whole, else None: cut the file there."""
         head = self.file.read(30 + len(name))
         if head[:4] == LOCAL and head[30:] == name:
@@ -29,7 +29,7 @@ class Writer:
         self.file.truncate()
         return None
 
-    def add(self, name, data):
+    def add(self, name: bytes, data: bytes) -> None:
         crc, size = zlib.crc32(data), len(data)
         self.file.write(struct.pack("<4s5H3L2H", LOCAL, 20, 0x800, 0, 0, 0x21, crc, size, size,
                                     len(name), 0) + name + data)
@@ -40,7 +40,7 @@ class Writer:
         self.places.extend((crc, size, self.at))
         self.at += 30 + len(name) + size
 
-    def finish(self):
+    def finish(self) -> None:
         """Write the directory (zip64 where it must be) and close."""
         file, start, count = self.file, self.at, len(self.names)
         for i, name in enumerate(self.names):
