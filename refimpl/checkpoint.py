@@ -126,7 +126,7 @@ def take(run) -> dict | None:
     """Rank 0: find, read, check and load; what the other ranks must know."""
     path = find(run.settings)
     if path is None:
-        print("refimpl.train: --resume auto: no run of this name yet, so this one starts",
+        print("refimpl.train: --resume auto: no checkpoint of this name yet, so this run starts",
               file=sys.stderr)
         return None
     content, note = load(path)

@@ -100,7 +100,8 @@ class Gradients:
 
     def clear(self, workers: int, kn: int, idle: bool = False) -> None:
         """Start a step of `workers` workers and kn samples; idle: this rank plays none of them."""
-        self.workers, self.kn, self.last, self.first, self.bad = workers, kn, False, True, 0
+        self.workers, self.kn, self.bad = workers, kn, 0  # bad: values out of range so far
+        self.first, self.last = True, False  # of this rank's workers: is the next one, was the last begun?
         self.flat.zero_()
         if self.exact and idle:  # otherwise the first worker writes over what was there
             self.summed.zero_()
@@ -117,7 +118,7 @@ class Gradients:
         self.tail[1] += correct / self.kn
         self.convert(len(self.flat))
         if self.exact:
-            self.first, self.summed[-1] = False, self.bad
+            self.first, self.summed[-1] = False, self.bad  # the last of TAIL: overflow
 
     def convert(self, stop: int) -> None:
         """Exact sums: add this worker's values up to `stop` as integers; they are then zero again."""

@@ -5,6 +5,7 @@
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -35,7 +36,9 @@ def describe(s: Settings, flags) -> str:
 def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: int = 0,
            options: Mapping[str, str] | None = None) -> str:
     """A Slurm script for a recipe: by default the published number of GPUs, one rank on each."""
-    s, _ = config.parse(["--recipe", recipe, "--data", data, *extra])
+    s, flags = config.parse(["--recipe", recipe, "--data", data, *extra])
+    if flags.dry_run or flags.list_recipes:
+        raise UsageError("--dry-run and --list-recipes only print: give them to refimpl.train, here")
     published = config.load_recipe(recipe)
     gpus = published.machine.get("gpus", min(8, s.workers))
     per_node = per_node or min(gpus, published.machine.get("per_node", gpus))
@@ -48,8 +51,12 @@ def sbatch(recipe: str, data: str, extra: list[str], nodes: int = 0, per_node: i
     recipe = os.path.abspath(recipe) if recipe.endswith(".toml") else recipe
     arguments = ["--recipe", recipe, *extra]
     grid = published.machine.get("grid", "auto")
-    if s.grid == "auto" != grid and nodes * per_node == gpus:
+    if s.grid == "auto" != grid and nodes * per_node == gpus and s.allreduce in ("auto", "torus"):
         arguments += ["--grid", grid]
+    places = nodes * (1 if s.allreduce == "hierarchical" else per_node)
+    if s.grid != "auto" and math.prod(config.GRID(s.grid)) != places:
+        raise UsageError(f"--grid {s.grid} for {places} places ({nodes} nodes x {per_node} ranks; nodes "
+                         "alone if hierarchical): leave it out, or make rows x columns as many")
     arguments += [] if s.resume else ["--resume", "auto"]  # starts anew where there is none yet
     job = re.sub(r"[^A-Za-z0-9_.-]", "_", s.name or published.name)
     fixed = {"job-name": job,

@@ -68,6 +68,9 @@ class Run:
         self.train_images, self.val_images = everywhere(self.comm, both)
         guard.agree(self.comm, train=self.train_images.digest, val=self.val_images.digest)
         self.classes = self.settings.classes or len(self.train_images.classes)
+        if not self.settings.data and self.classes > len(self.train_images.classes):
+            raise UsageError(f"recipe {self.settings.recipe} is for {self.classes} classes, the embedded "
+                             f"sample has {len(self.train_images.classes)}: give its images by --data")
         if len(self.train_images.classes) < 2:
             raise UsageError(f"{source}: the training images have one class only: nothing to learn")
         if self.classes < len(self.train_images.classes):
@@ -236,7 +239,8 @@ class Run:
     def stop(self) -> int:
         """Asked to stop: everything is saved; the same command with --resume auto goes on."""
         self.save()
-        self.log.close(f"stopped on request after step {self.step}; go on with --resume auto")
+        self.log.close(f"stopped on request after step {self.step}; the same command with --resume "
+                       "auto goes on")
         return STOPPED
 
     def finish(self) -> int:

@@ -1,4 +1,4 @@
-"""What a run tells: a progress bar, a line per epoch, and runs/<name>-<time>/ on rank 0.
+"""What a run tells: a line per epoch, a progress bar on a terminal, and runs/<name>-<time>/ on rank 0.
 
 log.jsonl: the first line says what ran; then a line per epoch. Everything that may differ between
 two equal runs stands in "times" or "machine", so the rest can be compared.
@@ -27,6 +27,7 @@ from refimpl.errors import UsageError
 from refimpl.ranks import writable, writing
 
 
+QUIET = 30  # seconds without a word where there is no terminal for a bar, as below mpirun
 SLOW = 1.5  # times the median of all ranks: such a rank is named
 OWN = ("waiting for data", "forward", "backward", "update")  # what a rank does without the others
 
@@ -51,7 +52,8 @@ class RunLog:
             for note in (*run.train_images.notes, *run.val_images.notes):
                 print(note, file=sys.stderr, flush=True)
         self.bar = tqdm(total=run.schedule.total_steps, initial=run.step, unit="step", leave=False,
-                        disable=not self.first, mininterval=0.5, dynamic_ncols=True)
+                        disable=None if self.first else True, mininterval=0.5, dynamic_ncols=True)
+        self.said = time.perf_counter()
 
     def state(self) -> dict:
         """What a resumed run goes on counting from, inside an epoch too."""
@@ -136,8 +138,12 @@ class RunLog:
             self.steps += 1
             for name in self.sums:
                 self.sums[name] += sums[name]
-        self.bar.set_postfix_str(f"epoch {moment.epoch:.1f} loss {sums['loss']:.3f}", refresh=False)
+        text = f"epoch {moment.epoch:.1f} loss {sums['loss']:.3f}"
+        self.bar.set_postfix_str(text, refresh=False)
         self.bar.update()
+        if self.first and self.bar.disable and time.perf_counter() > self.said + QUIET:
+            print(f"step {moment.step + 1} of {self.bar.total}: {text}", file=sys.stderr, flush=True)
+            self.said = time.perf_counter()
         if self.trace:
             with writing(self.trace.name):
                 self.trace.write(json.dumps(self.run.trace_line(moment, sums)).encode() + b"\n")
@@ -166,7 +172,7 @@ class RunLog:
             sys.stdout.flush()
         self.clocks, self.sums, self.played = {}, {"loss": 0.0, "correct": 0.0}, 0
         self.steps = self.samples = 0
-        self.since = time.perf_counter()
+        self.since = self.said = time.perf_counter()
 
     def _spread(self) -> tuple[dict, list[str]]:
         """Seconds that each rank took per worker's minibatch, without waiting for the others: least,

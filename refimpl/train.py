@@ -36,7 +36,8 @@ def train(settings: config.Settings, comm, stop: StopSignal) -> int:
 
 
 def train_step(run, moment: Moment) -> dict[str, float]:
-    """One minibatch of kn samples; returns mean loss and top-1 over all of it, on every rank."""
+    """One minibatch of kn samples; returns its sums (gradients.TAIL: mean loss and top-1 first), which
+    are the same on every rank."""
     gradients, scale = run.gradients, run.scale
     mine = run.workers(moment)
     gradients.clear(moment.workers, moment.kn, idle=not mine)
@@ -63,8 +64,9 @@ def train_step(run, moment: Moment) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> int:
     """Parse, then train. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped on request."""
     stop, problem, patience = StopSignal(), None, 60.0
-    stop.listen([signal.SIGUSR1])  # the others end a start of MPI that waits for ever
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # closed by the shell: >&-
+    stop.listen([signal.SIGUSR1])  # until MPI has started, SIGTERM and Ctrl-C just end the process
+    for name in ("stdout", "stderr"):  # closed by the shell: >&-
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))
     sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
     try:
         settings, flags = config.parse(sys.argv[1:] if argv is None else argv)

@@ -87,6 +87,9 @@ def test_own_numbers_of_nodes_and_options():
     assert "--epochs 9" in script and "--grid" not in script
     assert "gpus-per-node" not in launch.sbatch("demo", "/d", ["--device", "cpu"])
     assert "--resume auto" not in launch.sbatch("demo", "/d", ["--resume", "x.pt"])
+    assert "--grid" not in launch.sbatch("mikami_v2_122s", "/d", ["--allreduce", "ring"])
+    across = ["--allreduce", "hierarchical", "--across", "torus", "--grid", "4x8"]  # of the nodes
+    assert "--grid 4x8" in launch.sbatch("goyal_8k", "/d", across)
 
 
 @pytest.mark.parametrize("time, lead", [
@@ -102,6 +105,8 @@ def test_the_signal_comes_in_the_last_fifth_of_a_short_time(time, lead, capsys):
     ("sbatch demo --data x --time 1:2:3:4", "--time '1:2:3:4': minutes"),
     ("sbatch demo --data x --time 1", "2 minutes or more"),
     ("sbatch demo --data x --nodes 9", "9 nodes x 8 ranks for 12 workers"),
+    ("sbatch goyal_8k --data x --allreduce torus --grid 10x10", "--grid 10x10 for 256 places (32 nodes x 8 ranks"),
+    ("sbatch goyal_8k --data x --dry-run", "only print"),
     ("sbatch dmo --data x", "did you mean demo"), ("sbatch demo --data x --epchs 3", "--epchs"),
     ("sbatch demo --data x --account 'a b; rm'", "--account 'a b; rm': letters")])
 def test_bad_requests_end_with_code_2_and_the_cure(argv, message, capsys):

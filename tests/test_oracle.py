@@ -204,6 +204,17 @@ def test_another_order_can_be_asked_for(case_file, tmp_path, capsys):
     assert "right, but not added as ring says" in capsys.readouterr().out
 
 
+def test_ranks_that_differ_within_the_bound_are_told_as_such(case_file, tmp_path, capsys):
+    case = case_file("--family", "spread", "--ranks", "3", "--count", "31")
+    for order in ("ring", "(2+1)+0"):
+        main(["expect", case, "--order", order])
+    lines = [x for x in capsys.readouterr().out.splitlines(keepends=True) if x[0] != "#"]
+    got = written(tmp_path / "got.txt", "".join([*lines[:2], lines[5]]))  # rank 2 adds in its own order
+    assert main(["check", case, got]) == 1
+    *told, _, _ = capsys.readouterr().out.splitlines()
+    assert told and all(" rank 2 " in line and " rank 0 has " in line for line in told)
+
+
 def test_a_mismatch_names_rank_element_chunk_owner_and_distance(case_file, tmp_path, capsys):
     case = case_file("--family", "census", "--ranks", "3", "--count", "4")
     right = "42920000 42920000 42920000 42920000\n"
@@ -219,7 +230,8 @@ def test_at_most_twenty_mismatches(case_file, tmp_path, capsys):
     case = case_file("--family", "exact", "--count", "50")
     got = written(tmp_path / "got.txt", 4 * ((" 00000000" * 50)[1:] + "\n"))
     assert main(["check", case, got]) == 1
-    assert len(capsys.readouterr().out.splitlines()) == 20 + 2
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 20 + 3 and told[20] == "... the first of 200 wrong elements"
 
 
 def test_chunk_and_owner_follow_the_order():

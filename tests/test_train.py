@@ -1,5 +1,6 @@
 """The trainer as its users start it: what it leaves behind, how it refuses, how it fails."""
 import json
+import re
 import subprocess
 import sys
 
@@ -45,7 +46,14 @@ def test_a_run_leaves_its_log_picture_and_checkpoint(mpi, data, tmp_path):
     assert {"conv1.weight", "bn1.running_var", "layer1.0.downsample.0.weight", "fc.bias"} <= set(
         saved["state_dict"])
     assert "val top-1" in job.stdout and job.stdout.count("epoch   1") == 1
-    assert "step" in job.stderr  # the progress bar
+    assert not job.stderr and len(re.findall("(?m)^epoch ", job.stdout)) == 2  # a log that grep can read
+
+
+def test_where_no_bar_can_be_a_line_now_and_then_says_how_far_it_is(data, tmp_path):
+    quiet = "import sys, refimpl.runlog, refimpl.train; refimpl.runlog.QUIET = 0; sys.exit(refimpl.train.main())"
+    job = mpirun(MPIS[0], 2, "-c", quiet, *small(data, tmp_path, "--max-steps", "3")[2:])
+    told = [line.partition(":")[0] for line in job.stderr.splitlines()]
+    assert told == ["step 1 of 3", "step 2 of 3", "step 3 of 3"], job.stderr
 
 
 def test_without_a_launcher_it_runs_as_one_rank(data, tmp_path):
@@ -61,6 +69,7 @@ BAD = [
     (("--n", "40"), "36 training images"),
     (("--grid", "3x3"), "choose one of"),
     (("--workers", "1"), "2 ranks for 1 workers"),
+    (("--data", "", "--classes", "1000"), "give its images by --data"),
     (("--base-lr", "quick"), "expected a number"),
     (("--sum", "exact", "--wire", "float16"), "cannot go with"),
     (("--resume", "nowhere.pt"), "nowhere.pt is not there"),

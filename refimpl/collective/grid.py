@@ -4,7 +4,7 @@
                                      rank 3   rank 4   rank 5    <- row 1
                                        ^ column 0: communicator `column`
 
-Mikami et al. 2018 sec. 2.2: X is the row length (here C), Y the column length (here R).
+Mikami et al. 2018: X is the row length (here C), Y the column length (here R).
 """
 from typing import Any, NamedTuple
 

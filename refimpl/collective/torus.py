@@ -1,9 +1,9 @@
-"""2D-torus allreduce (Mikami et al. 2018 sec. 2.2): the ring, along rows and along columns.
+"""2D-torus allreduce (Mikami et al. 2018): the ring, along rows and along columns.
 
-    2 x 2, four quarters of the buffer; letters are ranks        a b     row 0
+    2 x 2, the buffer in two halves; letters are ranks           a b     row 0
                                                                  c d     row 1
     1. reduce-scatter along the row   b owns half 0 of a+b, a half 1; d half 0 of c+d, c half 1
-    2. allreduce along the column     b and d: half 0 of (a+b)+(c+d); a and c: half 1
+    2. allreduce along the column     b and d: half 0 of (a+b)+(c+d), each adding a quarter; a and c: half 1
     3. all-gather along the row       everyone: both halves
 
 Order of addition: a fold of folds. Chunk j of the row phase is in every row the left fold from

@@ -51,7 +51,7 @@ def main():
         print(f"refimpl.data: {error}", file=sys.stderr)
         return 2
     except (OSError, RuntimeError) as error:
-        print(f"refimpl.data: {error}; start it again to go on", file=sys.stderr)
+        print(f"refimpl.data: {error}; mend that, then start it again to go on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("refimpl.data: stopped; start it again to go on", file=sys.stderr)

@@ -166,15 +166,15 @@ def _run(options, f=None):
 
 
 def _identify(options):
-    if options.program:
-        cases = probes(options.ranks, options.count, options.dtype)
-        return 0, identify(cases, _by_program(cases, options.program))
-    need(options.paths, "identify: give module:function, or --program")
-    from mpi4py.MPI import COMM_WORLD as comm
-    f = load_function(options.paths[0], comm.allgather)
-    cases = probes(comm.Get_size(), options.count, options.dtype)
-    lines = identify(cases, [call(f, comm, case) for case in cases])
-    return 0, [] if comm.Get_rank() else lines
+    need(options.program or options.paths, "identify: give module:function, or --program")
+    rank, ranks = 0, options.ranks
+    if not options.program:
+        from mpi4py.MPI import COMM_WORLD as comm
+        rank, ranks, f = comm.Get_rank(), comm.Get_size(), load_function(options.paths[0], comm.allgather)
+    cases = probes(ranks, options.count, options.dtype)
+    lines = identify(cases, _by_program(cases, options.program) if options.program else [
+        call(f, comm, case) for case in cases])
+    return int(any("not a sum (" in line or "disagree" in line for line in lines)), [] if rank else lines
 
 
 def _by_program(cases: list[Case], command: str) -> list:

@@ -34,17 +34,16 @@ def examine(case: Case, got: Sequence) -> Verdict:
         first, want = np.asarray(got[0][start:stop]), case.want(start, stop)
         for rank in range(case.ranks):
             mine = np.asarray(got[rank][start:stop])
-            shown = first if case.level == "agree" else want
-            right = same(mine, first if case.level == "bounded" else shown, case.dtype)
-            if case.level == "bounded":
-                right &= near(case, mine)
-            bad = np.flatnonzero(~right)
-            wrong += len(bad)
-            lines += [f"case {case.id} rank {rank} {where(case, start + i)} "
-                      f"got {to_hex(mine[i:i + 1], case.dtype)} "
-                      f"want {to_hex(shown[i:i + 1], case.dtype)} "
-                      f"ulps {ulps(mine[i], shown[i], case.dtype)}"
-                      for i in bad[:MOST - len(lines)]]
+            alike, loose = same(mine, first, case.dtype), case.level in ("agree", "bounded")
+            right = (alike & (case.level == "agree" or near(case, mine)) if loose else
+                     same(mine, want, case.dtype))
+            wrong += len(bad := np.flatnonzero(~right))
+            for i in bad[:MOST - len(lines)]:
+                word, other = ("want", want) if alike[i] or not loose else ("rank 0 has", first)
+                lines.append(f"case {case.id} rank {rank} {where(case, start + i)} "
+                             f"got {to_hex(mine[i:i + 1], case.dtype)} "
+                             f"{word} {to_hex(other[i:i + 1], case.dtype)} "
+                             f"ulps {ulps(mine[i], other[i], case.dtype)}")
     need(wrong or not recipe, f"case {case.id}: its sha256 is not what its recipe gives")
     if wrong and case.level == "ordered" and case.dtype in FLOATS and all(
             same(got[0], x, case.dtype).all() and near(case, x).all() for x in got):
@@ -95,8 +94,9 @@ def report(verdicts: Sequence[Verdict]) -> str:
         name = f"ordered ({case.order})" if case.level == "ordered" else case.level
         levels[name] += name != "agree"
     met = ", ".join(f"{name} {n}" for name, n in levels.items() if n) or "none"
-    return "\n".join([line for v in verdicts for line in v.lines][:MOST] + [
-        f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"])
+    lines, wrong = [line for v in verdicts for line in v.lines], sum(v.wrong for v in verdicts)
+    return "\n".join([*lines[:MOST], *[f"... the first of {wrong} wrong elements"][:wrong > MOST],
+                      f"{len(passed)} passed, {len(verdicts) - len(passed)} failed; levels met: {met}"])
 
 
 def read_results(cases: Sequence[Case], path: str) -> list[Sequence]:

@@ -114,7 +114,7 @@ def _counted(case: Case, mine: np.ndarray, rank: int | None) -> list[str]:
         lines.append("the same in every chunk, turned by one rank: a round is missing")
     elif rank is None and len(lines) == 1 and (1,) * ranks in counts and any(
             word in lines[0] for word in ("never", "partial")):
-        lines.append("in one chunk only: a partial sum was overwritten there instead of added to")
+        lines.append("there only: a partial sum was overwritten instead of added to, or never sent")
     return lines
 
 
