@@ -13,6 +13,7 @@ import numpy
 
 from refimpl import kernels
 from refimpl.collective import buffers
+from refimpl.collective.exchange import waiting
 from refimpl.collective.grid import split_by_node
 from refimpl.collective.guard import gather_text
 from refimpl.errors import UsageError
@@ -68,7 +69,8 @@ def choose_device(s: Settings, comm):
     visible = torch.cuda.device_count() if s.device != "cpu" else 0
     if not visible:
         return torch.device("cpu")
-    node = split_by_node(comm)
+    with waiting("nodes", comm):
+        node = split_by_node(comm)
     index = choose_gpu(node.rank, node.size, visible)
     torch.cuda.set_device(index)
     identity = str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
@@ -91,11 +93,12 @@ def set_threads(s: Settings, comm) -> int:
 def free_cores(comm) -> int:
     """Cores per rank, the least of all ranks: those it is bound to, shared with whoever is bound to
     the same ones (unbound ranks of a node: all its cores over its ranks)."""
-    node, mine = split_by_node(comm), own_cores()
-    share = len(mine) // gather_text(node, str(mine)).count(str(mine))
-    node.Free()
-    everywhere = numpy.empty(comm.size, numpy.int64)
-    comm.Allgather(numpy.array([share]), everywhere)
+    mine, everywhere = own_cores(), numpy.empty(comm.size, numpy.int64)
+    with waiting("cores", comm):
+        node = split_by_node(comm)
+        share = len(mine) // gather_text(node, str(mine)).count(str(mine))
+        node.Free()
+        comm.Allgather(numpy.array([share]), everywhere)
     return max(1, int(everywhere.min()))
 
 
@@ -146,7 +149,8 @@ def code_digest() -> str:
 
 def one_node(comm) -> bool:
     """Do all ranks share one node?"""
-    node = split_by_node(comm)
+    with waiting("nodes", comm):
+        node = split_by_node(comm)
     alone = node.size == comm.size
     node.Free()
     return alone

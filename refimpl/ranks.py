@@ -76,7 +76,7 @@ def tell(comm, value=None):
     length = np.array([len(words) if comm.rank == 0 else 0])
     with waiting("word from rank 0", comm):
         comm.Bcast(length, root=0)
-    if comm.rank:
-        words = np.empty(int(length[0]), np.uint8)
-    comm.Bcast(words, root=0)
+        if comm.rank:
+            words = np.empty(int(length[0]), np.uint8)
+        comm.Bcast(words, root=0)
     return json.loads(words.tobytes())

@@ -10,6 +10,7 @@
 import numpy as np
 import torch
 
+from refimpl.collective.exchange import waiting
 from refimpl.gradients import QUANTUM
 from refimpl.ranks import everywhere, writable, writing
 
@@ -64,7 +65,8 @@ class State:
 def gather(comm, mine: np.ndarray) -> np.ndarray | None:
     """All ranks' arrays, flat, end to end in rank order, on rank 0."""
     counts = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([mine.size]), counts)
-    whole = np.empty(counts.sum(), mine.dtype) if comm.rank == 0 else None
-    comm.Gatherv(np.ascontiguousarray(mine).reshape(-1), [whole, counts] if comm.rank == 0 else None)
+    with waiting("state", comm):
+        comm.Allgather(np.array([mine.size]), counts)
+        whole = np.empty(counts.sum(), mine.dtype) if comm.rank == 0 else None
+        comm.Gatherv(np.ascontiguousarray(mine).reshape(-1), [whole, counts] if comm.rank == 0 else None)
     return whole

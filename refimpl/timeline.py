@@ -21,7 +21,8 @@ class Timeline:
         self.file = everywhere(comm, lambda: writable(path, "--timeline", b'{"traceEvents')
                                if comm.rank == 0 else None)
         self.spans, self.messages = ([], []), ([], [])  # of the main thread, of the allreduce's
-        comm.Barrier()
+        with exchange.waiting("timeline", comm):
+            comm.Barrier()
         self.zero, self.on = time.monotonic(), True  # hosts' clocks differ: all count from here
 
     def span(self, name: str, start: float, thread: int = 0) -> None:

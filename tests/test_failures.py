@@ -414,6 +414,38 @@ def test_a_run_writes_below_its_folder_only(data, tmp_path):
     assert bad.returncode == 2 and len(list(tmp_path.iterdir())) == 2, bad.stderr
 
 
+STALL = """
+import importlib, sys, time
+module, name = sys.argv.pop(1).split(":")
+module, last = importlib.import_module(module), name.split(".")[-1]
+for owner in name.split(".")[:-1]:
+    module = getattr(module, owner)
+right = getattr(module, last)
+def stalled(*args, **options):
+    from mpi4py import MPI
+    if MPI.COMM_WORLD.rank == 1:
+        time.sleep(600)
+    return right(*args, **options)
+setattr(module, last, stalled)
+import refimpl.train
+sys.exit(refimpl.train.main(sys.argv[1:]))
+"""
+PLACES = {"refimpl.state:gather": "state", "refimpl.timeline:Timeline.__init__": "agreement",
+          "refimpl.device:free_cores": "cores", "refimpl.device:one_node": "nodes",
+          "refimpl.collective:Reducer.__init__": "new communicators",
+          "refimpl.collective.window:empty": "shared memory"}
+
+
+@pytest.mark.parametrize("place,phase", list(PLACES.items()))
+def test_wherever_a_rank_stops_the_others_say_so_and_end(place, phase, data, tmp_path):
+    mpi = MPIS[list(PLACES).index(place) % len(MPIS)]
+    job = mpirun(mpi, 2, "-c", STALL, place, *SMALL, *LONG, "--data", str(data), "--out", str(tmp_path),
+                 "--max-steps", "2", "--timeout", "2", "--threads", "0", "--allreduce", "torus", "--state",
+                 str(tmp_path / "s"), "--timeline", str(tmp_path / "t"), timeout=60)
+    assert job.returncode not in (0, 124), job.stderr
+    assert f"in phase '{phase}'" in job.stderr and "watchdog: rank 0 waits" in job.stderr, job.stderr
+
+
 ELSEWHERE = """
 import os, sys, refimpl.train
 rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])

@@ -20,6 +20,7 @@ from ..collective import ALGORITHMS, allreducer
 from ..config import GRID, PICTURE, Parser
 from ..device import mpi_library, own_cores
 from ..errors import UsageError
+from ..collective.exchange import waiting
 from ..collective.guard import Watchdog
 from ..ranks import everywhere, tell
 
@@ -155,11 +156,13 @@ def gloo(comm):
 def slowest(comm, call, clock=time.perf_counter) -> float:
     """Seconds from a common start until the last rank is done."""
     from mpi4py import MPI
-    comm.Barrier()
+    with waiting("common start", comm):
+        comm.Barrier()
     start = clock()
     call()
     seconds = numpy.array([clock() - start])
-    comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+    with waiting("last rank", comm):
+        comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
     return float(seconds[0])
 
 

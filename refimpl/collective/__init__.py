@@ -12,6 +12,7 @@ import numpy
 
 from ..errors import UsageError
 from . import buffers, guard, halving_doubling, hierarchical, mpi, ring, torus, window
+from .exchange import waiting
 from .grid import Grid, default_shape, make_grid
 
 __all__ = ["ALGORITHMS", "DTYPES", "Grid", "allreducer", "default_shape", "make_grid"]
@@ -36,13 +37,14 @@ class Reducer(contextlib.AbstractContextManager):
         if check not in ("always", "first"):
             raise UsageError(f"check {check!r}: choose always or first")
         self.algorithm, self.check, self.calls, self._seen = algorithm, check, 0, set()
-        self.comm = self.place = comm.Dup()
-        guard.agree(self.comm, algorithm=algorithm, grid=shape, ranks_per_node=ranks_per_node,
-                    across=across, check=check)
-        if algorithm == "torus":
-            self.place = make_grid(self.comm, shape)
-        elif algorithm == "hierarchical":
-            self.place = hierarchical.make_nodes(self.comm, ranks_per_node, across, shape)
+        with waiting("new communicators", comm):
+            self.comm = self.place = comm.Dup()
+            guard.agree(self.comm, algorithm=algorithm, grid=shape, ranks_per_node=ranks_per_node,
+                        across=across, check=check)
+            if algorithm == "torus":
+                self.place = make_grid(self.comm, shape)
+            elif algorithm == "hierarchical":
+                self.place = hierarchical.make_nodes(self.comm, ranks_per_node, across, shape)
 
     def __call__(self, buffer, wire=None, dtype=None, name="") -> None:
         """Sum `buffer` over all ranks. name: which bucket this is, so that order is checked too."""
@@ -65,7 +67,8 @@ class Reducer(contextlib.AbstractContextManager):
         """A buffer of this rank; in shared memory if the algorithm can use it."""
         dtype = numpy.dtype("uint16" if dtype == "bfloat16" else dtype)
         if self.algorithm in ("window", "torus", "hierarchical"):
-            return window.empty(self.comm, length, dtype)
+            with waiting("shared memory", self.comm):
+                return window.empty(self.comm, length, dtype)
         return numpy.empty(length, dtype)
 
     def free(self) -> None:

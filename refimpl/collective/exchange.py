@@ -68,11 +68,9 @@ _mine: contextvars.ContextVar = contextvars.ContextVar("traffic")
 
 def traffic() -> Traffic:
     """The record of the calling thread (or of the calling simulated rank)."""
-    try:
-        return _mine.get()
-    except LookupError:
-        _mine.set(record := Traffic())
-        return record
+    if not _mine.get(None):
+        _mine.set(Traffic())
+    return _mine.get()
 
 
 @contextlib.contextmanager
@@ -80,8 +78,10 @@ def waiting(phase: str, comm):
     """Tell the watchdog that what happens inside may block until the other ranks come."""
     record = traffic()
     before, record.waiting = record.waiting, (time.monotonic(), phase, 0, comm, None, None)
-    yield
-    record.waiting = before
+    try:
+        yield
+    finally:
+        record.waiting = before
 
 
 def exchange(comm, send, to, recv, source, *, add=False, wire=None, phase="", turn=0) -> None:

@@ -44,8 +44,8 @@ def gather_text(comm, text: str) -> list[str]:
     words, lengths = text.encode(errors="surrogateescape"), numpy.empty(comm.size, numpy.int64)
     with waiting("agreement", comm):
         comm.Allgather(numpy.array([len(words)]), lengths)
-    texts = numpy.empty(comm.size, f"S{max(1, lengths.max())}")
-    comm.Allgather(numpy.array([words], texts.dtype).view(numpy.uint8), texts.view(numpy.uint8))
+        texts = numpy.empty(comm.size, f"S{max(1, lengths.max())}")
+        comm.Allgather(numpy.array([words], texts.dtype).view(numpy.uint8), texts.view(numpy.uint8))
     return [each.decode(errors="surrogateescape") for each in texts.tolist()]
 
 
@@ -70,8 +70,7 @@ class Watchdog:
 
     def _watch(self):
         while not self._stop.wait(min(0.2, self.seconds / 4)):
-            for record in list(everyone):
-                note = record.waiting
+            for note in [record.waiting for record in list(everyone)]:
                 if note and time.monotonic() - note[0] > self.seconds:
                     self._end(note)
 

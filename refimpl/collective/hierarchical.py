@@ -6,8 +6,7 @@
 
 Order of addition: the leader ends with ((x0 + x1) + x2) + ... in local order, at full precision;
 then the order of the algorithm across. A 16-bit wire serves between nodes only.
-Costs inside the node: each rank sends and receives the buffer at most twice, a message per segment;
-all links of the chain are busy at once.
+Costs inside the node: the buffer is sent and received at most twice by a rank, all links busy at once.
 """
 from typing import Any, Callable, NamedTuple
 

@@ -4,9 +4,8 @@
     barrier                   rank r alone reads and writes chunk r + 1 of all ranks: it adds them
     barrier                   up and writes the sum to everybody, a block at a time
 
-Order of addition: the ring's (for the oracle: --order ring). Costs per rank: the buffer is read and
-written once, two barriers. The torus takes the halves apart: `reduce_scatter`, then, behind
-its column, `all_gather`. Buffers not from `empty`, and all with a wire, go as the ring's messages.
+Order of addition: the ring's (oracle: --order ring). Costs per rank: the buffer is read and written
+once, two barriers. Buffers that are not from `empty`, and all with a wire, go as the ring's messages.
 """
 import os
 import sys
