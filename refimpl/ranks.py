@@ -44,20 +44,27 @@ def everywhere(comm, call):
 
 
 def writable(path: str, setting: str, mark: bytes):
-    """The file, opened for bytes and emptied; UsageError where it cannot be written, before any
-    training, or holds something else than such a file, in whose first 64 bytes stands `mark`."""
+    """The file, opened for bytes, as it is: who writes, cuts it then. UsageError where it cannot be
+    written, before any training, or holds something else than such a file, which begins with `mark`."""
     if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
         raise UsageError(f"{setting} {path}: a pipe, which would wait for a reader; give a file")
     try:
         if os.path.isfile(path):
             with open(path, "rb") as old:
-                head = old.read(64)
+                head = old.read(128)
             if head and mark not in head:
                 raise UsageError(f"{setting} {path}: holds something else; give a new file")
-        return open(path, "wb")
+        open(path, "ab").close()
+        return open(path, "r+b")
     except OSError as error:
-        raise UsageError(f"{setting} {path}: {error.strerror}; give a file in a folder that exists and "
-                         "may be written") from None
+        raise UsageError(f"{setting} {path}: {error.strerror or error}; give a file in a folder that "
+                         "exists and may be written") from None
+
+
+def cut(file) -> None:
+    """What an older file has from here on goes; a device has nothing."""
+    if os.path.isfile(file.name):
+        file.truncate()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import pathlib
 import platform
@@ -23,8 +24,8 @@ from refimpl.checkpoint import run_name
 from refimpl.collective.exchange import waiting
 from refimpl.collective.guard import gather_text
 from refimpl.device import mpi_library
-from refimpl.errors import UsageError
-from refimpl.ranks import writable, writing
+from refimpl.errors import CannotWrite, UsageError
+from refimpl.ranks import cut, writable, writing
 
 
 QUIET = 30  # seconds without a word where there is no terminal for a bar, as below mpirun
@@ -45,9 +46,13 @@ class RunLog:
         if self.first:
             try:
                 self._go_on(resumed) if resumed else self._start()
+            except CannotWrite:
+                raise
             except OSError as error:
                 raise UsageError(f"--out {run.settings.out}: {error}; give a folder that can be made "
                                  "and written") from None
+            if self.trace:
+                cut(self.trace)  # what lies behind the kept lines
             print(self._greeting(), flush=True)
             for note in (*run.train_images.notes, *run.val_images.notes):
                 print(note, file=sys.stderr, flush=True)
@@ -78,8 +83,8 @@ class RunLog:
         """The resumed run's folder; its log is cut to what the checkpoint knew, and says so."""
         self.folder = pathlib.Path(resumed["folder"])
         log = self.folder / "log.jsonl"
-        kept = log.read_text().splitlines(keepends=True)[:self.lines] if log.exists() else []
-        log.write_text("".join(kept))
+        if log.exists():
+            os.truncate(log, sum(map(len, log.read_bytes().splitlines(keepends=True)[:self.lines])))
         self._begin("resume")
         print(f"resumed {self.folder} at step {self.run.step}{resumed['note']}")
 
@@ -91,9 +96,10 @@ class RunLog:
         for line in old.splitlines():
             with contextlib.suppress(ValueError, LookupError, TypeError):  # the last one may be torn
                 kept += [line + b"\n"] if json.loads(line)["step"] < self.run.step else []
-        file = writable(path, "--trace", b'{"step": ')
-        with writing(path):
+        file = writable(path, "--trace", b'"lr": "0x')
+        with writing(path):  # over the same bytes: a full disk takes nothing away
             file.write(b"".join(kept))
+            file.flush()
         return file
 
     def _begin(self, event: str) -> None:
@@ -153,10 +159,11 @@ class RunLog:
         """The epoch's line, printed and written; the clocks start anew."""
         seconds = time.perf_counter() - self.since
         training = max(1e-9, seconds - self.clocks.get("validation", 0.0))
+        steps = self.steps or math.nan  # all skipped: no loss, not none
         line = {"event": "epoch", "epoch": moment.epoch_index + 1, "step": moment.step + 1,
                 "kn": moment.kn, "workers": moment.workers, "lr": moment.lr,
-                "momentum": moment.momentum, "loss": self.sums["loss"] / max(1, self.steps),
-                "top1": self.sums["correct"] / max(1, self.steps), "loss_scale": self.run.scale.value,
+                "momentum": moment.momentum, "loss": self.sums["loss"] / steps,
+                "top1": self.sums["correct"] / steps, "loss_scale": self.run.scale.value,
                 "skipped": self.run.scale.skipped, "replaced": self.replaced}
         if result:
             line |= {"val_top1": result.top1, "val_correct": result.correct,

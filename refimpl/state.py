@@ -12,7 +12,7 @@ import torch
 
 from refimpl.collective.exchange import waiting
 from refimpl.gradients import QUANTUM
-from refimpl.ranks import everywhere, writable, writing
+from refimpl.ranks import cut, everywhere, writable, writing
 
 
 class State:
@@ -20,7 +20,7 @@ class State:
 
     def __init__(self, run, path: str) -> None:
         self.run, self.inner = run, run.reduce
-        self.file = everywhere(run.comm, lambda: writable(path, "--state", b"images.npy")
+        self.file = everywhere(run.comm, lambda: writable(path, "--state", b"batch_norm.npy")
                                if run.comm.rank == 0 else None)
         self.images, self.labels = [], []
         run.reduce = self.reduce
@@ -45,10 +45,11 @@ class State:
                 [shape.numel() for shape in shapes[::-1]], dim=1)[::-1]
             size = run.settings.image_size
             with writing(self.file.name), self.file:
+                cut(self.file)
                 np.savez(
-                    self.file, images=images.reshape(-1, 3, size, size), labels=labels,
+                    self.file, batch_norm=1, images=images.reshape(-1, 3, size, size), labels=labels,
                     loss=sums["loss"], lr=moment.lr, momentum=moment.momentum, kn=moment.kn,
-                    n=moment.n, ranks=run.comm.size, batch_norm=1,
+                    n=moment.n, ranks=run.comm.size,
                     **{f"gradient_local/{name}": piece.reshape(-1, *shape).numpy()
                        for name, piece, shape in zip(names, pieces, shapes)},
                     **{f"gradient_sum/{name}": w.grad.contiguous().cpu().numpy()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from refimpl.collective import exchange
 from refimpl.collective.guard import gather_text
-from refimpl.ranks import everywhere, writable, writing
+from refimpl.ranks import cut, everywhere, writable, writing
 
 STEPS = 20  # more would not fit a screen, nor a browser's memory at many ranks
 
@@ -55,4 +55,5 @@ class Timeline:
             everything = [event for text in texts for event in json.loads(text)]
             text = json.dumps({"traceEvents": everything, "displayTimeUnit": "ms"})
             with writing(self.file.name), self.file:
+                cut(self.file)
                 self.file.write(text.encode())

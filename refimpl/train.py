@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         problem = error
     try:
         MPI = wait_for_all_ranks_to_start_mpi(patience)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # no mpi4py, no MPI
         print(f"refimpl.train: {problem or error}", file=sys.stderr)
         return 2
     stop.listen()

@@ -70,6 +70,30 @@ def test_a_wrong_word_is_told_once_and_all_ranks_end_with_code_2(mpi, argv, word
     assert job.returncode == 2 and job.stderr.count(words) == 1 and "Traceback" not in job.stderr
 
 
+ALONE = """
+import sys
+from mpi4py import MPI
+from refimpl.bench import __main__ as bench, allreduce
+rank, what = MPI.COMM_WORLD.rank, sys.argv.pop(1)
+right = allreduce.measure
+def measure(comm, length, args):
+    if rank == 1:
+        raise MemoryError("planted")
+    return right(comm, length, args)
+if what == "raises":
+    allreduce.measure = measure
+sys.exit(bench.main(["allreduce", "--sizes", "4K", "--algorithms", "ring", "--timeout", "3",
+                     *["--repeats", "2"] * (what == "differs" and rank == 1)]))
+"""
+
+
+@pytest.mark.parametrize("what, code, words", [("raises", 1, "planted"), ("differs", 2, "differ in arguments")])
+@pytest.mark.parametrize("mpi", flavours())
+def test_what_happens_on_one_rank_alone_ends_all(mpi, what, code, words):
+    job = mpirun(mpi, 2, "-c", ALONE, what, timeout=60)
+    assert job.returncode == code and job.stderr.count(words) == 1, job.stderr
+
+
 def test_one_rank_has_no_busbw_to_draw(tmp_path):
     job = mpirun(next(iter(flavours())), 1, "-m", "refimpl.bench", "allreduce", "--sizes", "4K",
                  "--plot", str(tmp_path / "plot.png"))

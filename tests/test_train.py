@@ -1,5 +1,6 @@
 """The trainer as its users start it: what it leaves behind, how it refuses, how it fails."""
 import json
+import math
 import re
 import subprocess
 import sys
@@ -161,6 +162,7 @@ def test_a_trace_keeps_the_steps_before_a_resume(data, tmp_path):
 
 
 FILES = ("--trace", "--state", "--timeline")
+FOREIGN = b'{"step": 1, "loss": 2.1}\n'  # somebody's metrics
 
 
 @pytest.mark.parametrize("setting", FILES)
@@ -175,6 +177,13 @@ def test_only_a_file_of_the_same_kind_is_written_over(setting, data, tmp_path):
             (tmp_path / "file").write_bytes(old)
         assert mpirun(MPIS[0], 2, *run).returncode == 0
         assert (tmp_path / "file").stat().st_size > 200
+    whole = (tmp_path / "file").read_bytes()  # a run that writes nothing takes nothing away
+    for more, code in ((("--resume", "auto"), 0), (("--resume", "auto", "--seed", "9"), 2),
+                       (("--out", "/proc/nothing"), 2)):
+        assert mpirun(MPIS[0], 2, *run, *more).returncode == code
+        assert (tmp_path / "file").read_bytes() == whole
+    (tmp_path / "file").write_bytes(FOREIGN)
+    assert mpirun(MPIS[0], 2, *run).returncode == 2 and (tmp_path / "file").read_bytes() == FOREIGN
 
 
 @pytest.mark.parametrize("setting", FILES)
@@ -182,6 +191,28 @@ def test_a_full_disk_is_told_with_path_and_cure(setting, data, tmp_path):
     job = mpirun(MPIS[0], 2, *small(data, tmp_path, setting, "/dev/full", "--max-steps", "2"))
     assert job.returncode == 1 and "Traceback" not in job.stderr, job.stderr
     assert "/dev/full could not be written on: No space left on device; make room" in job.stderr
+
+
+SKIP = """
+import sys, refimpl.optimizer, refimpl.train
+right = refimpl.optimizer.LossScale.accept
+def skip(self, sums, moment):
+    return right(self, sums | {"overflow": sums["overflow"] + (moment.step < 6)}, moment)
+refimpl.optimizer.LossScale.accept = skip
+import refimpl.runlog
+record = refimpl.runlog.RunLog.record
+refimpl.runlog.RunLog.record = lambda self, moment, sums: record(
+    self, moment, sums | {"overflow": sums["overflow"] + (moment.step < 6)})
+sys.exit(refimpl.train.main())
+"""
+
+
+def test_an_epoch_of_skipped_steps_has_no_loss(data, tmp_path):
+    job = mpirun(MPIS[0], 2, "-c", SKIP, *small(data, tmp_path, "--precision", "bf16", "--wire", "float16")[2:])
+    assert job.returncode == 0, job.stderr
+    (log,) = tmp_path.glob("*/log.jsonl")
+    first, second = [line["loss"] for line in map(json.loads, log.read_text().splitlines()[1:])]
+    assert math.isnan(first) and 0 < second < 9 and "train loss    nan" in job.stdout
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks_with_code_1(data, tmp_path):

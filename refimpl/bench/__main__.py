@@ -2,7 +2,10 @@
 import importlib
 import os
 import sys
+import traceback
 
+from ..collective.exchange import waiting
+from ..collective.guard import Watchdog
 from ..device import rank_hint
 from ..errors import UsageError
 
@@ -19,11 +22,18 @@ def main(argv: list[str]) -> int:
             return importlib.import_module(f"refimpl.bench.{argv[0]}").main(argv[1:]) or 0
     except UsageError as error:
         told = f"refimpl.bench: {error}"
+    except Exception:  # this rank alone: the others would wait for ever
+        traceback.print_exc()
+        if argv[0] != "input":
+            from mpi4py import MPI
+            MPI.COMM_WORLD.Abort(1)
+        return 1
     if not (rank := rank_hint(os.environ)):
         print(told, file=sys.stderr, flush=True)
     if rank is not None and argv[:1] != ["input"]:  # a launcher may end all when the first one leaves
         from mpi4py import MPI
-        MPI.COMM_WORLD.Barrier()
+        with Watchdog(60), waiting("the end", MPI.COMM_WORLD):
+            MPI.COMM_WORLD.Barrier()
     return 0 if argv[:1] in (["-h"], ["--help"]) else 2
 
 

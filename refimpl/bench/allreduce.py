@@ -21,7 +21,7 @@ from ..config import GRID, PICTURE, Parser
 from ..device import mpi_library, own_cores
 from ..errors import UsageError
 from ..collective.exchange import waiting
-from ..collective.guard import Watchdog
+from ..collective.guard import Watchdog, agree
 from ..ranks import everywhere, tell
 
 COLUMNS = ("algorithm", "bytes", "ranks", "median_s", "min_s", "max_s", "n", "algbw", "busbw")
@@ -30,7 +30,7 @@ COLUMNS = ("algorithm", "bytes", "ranks", "median_s", "min_s", "max_s", "n", "al
 def main(argv: list[str]) -> None:
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
-    args = everywhere(comm, lambda: parse(argv))
+    args = arguments(comm, parse, argv)
     if args.plot and comm.size == 1:
         raise UsageError(f"--plot {args.plot}: the busbw of one rank is 0; start 2 ranks or more")
     with Watchdog(args.timeout):
@@ -46,6 +46,13 @@ def main(argv: list[str]) -> None:
                 file.writelines(json.dumps({**row, **about()}) + "\n" for row in rows)
         if args.plot:
             plot(rows, args.plot)
+
+
+def arguments(comm, parse, argv):
+    """parse(argv), or UsageError on all ranks; also where these were not given the same."""
+    with Watchdog(60):
+        agree(comm, arguments=argv)
+        return everywhere(comm, lambda: parse(argv))
 
 
 def parse(argv):

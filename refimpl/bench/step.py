@@ -29,10 +29,9 @@ from ..gradients import Gradients, shared
 from ..model import ResNet, initialise, undecayed
 from ..optimizer import LossScale, Optimizer
 from ..overlap import Overlap
-from ..ranks import everywhere
 from ..schedule import Moment
 from ..train import train_step
-from .allreduce import about, gloo, slowest
+from .allreduce import about, arguments, gloo, slowest
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 1e-4
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -104,7 +103,7 @@ def autocast(bf16: bool):
 def main(argv: list[str]) -> None:
     from mpi4py import MPI
     comm, rows = MPI.COMM_WORLD, []
-    args = everywhere(comm, lambda: parse(argv))
+    args = arguments(comm, parse, argv)
     torch.set_num_threads(args.threads)
     args.one_node = one_node(comm)
     with Watchdog(args.timeout):
