@@ -17,5 +17,5 @@ class LoaderFailed(RuntimeError):
     """Loader processes died or found no memory; the message has the cure. Exit code 1."""
 
 
-class CannotWrite(OSError):
+class CannotWrite(RuntimeError):
     """A file that was open cannot be written on; the message has path and cure. Exit code 1."""

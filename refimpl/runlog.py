@@ -24,7 +24,7 @@ from refimpl.checkpoint import run_name
 from refimpl.collective.exchange import waiting
 from refimpl.collective.guard import gather_text
 from refimpl.device import mpi_library
-from refimpl.errors import CannotWrite, UsageError
+from refimpl.errors import UsageError
 from refimpl.ranks import cut, writable, writing
 
 
@@ -46,8 +46,6 @@ class RunLog:
         if self.first:
             try:
                 self._go_on(resumed) if resumed else self._start()
-            except CannotWrite:
-                raise
             except OSError as error:
                 raise UsageError(f"--out {run.settings.out}: {error}; give a folder that can be made "
                                  "and written") from None

@@ -17,11 +17,11 @@ import time
 import numpy
 
 from ..collective import ALGORITHMS, allreducer
+from ..collective.exchange import waiting
+from ..collective.guard import Watchdog, agree
 from ..config import GRID, PICTURE, Parser
 from ..device import mpi_library, own_cores
 from ..errors import UsageError
-from ..collective.exchange import waiting
-from ..collective.guard import Watchdog, agree
 from ..ranks import everywhere, tell
 
 COLUMNS = ("algorithm", "bytes", "ranks", "median_s", "min_s", "max_s", "n", "algbw", "busbw")
