@@ -1,5 +1,6 @@
 """The kernels' sources are found in a checkout, in an editable install and in a wheel."""
 import configparser
+import os
 import pathlib
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ PARTS = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "refimpl", "kern
 
 
 def say(*argv, cwd):
-    job = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=120)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    job = subprocess.run(argv, cwd=cwd, env=bare, capture_output=True, text=True, timeout=120)
     assert job.returncode == 0, job.stdout + job.stderr
     return job.stdout
 
